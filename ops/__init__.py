@@ -1,0 +1,1 @@
+"""Commands, the embedded servers, configuration and content for operators and newcomers."""

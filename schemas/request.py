@@ -1,0 +1,214 @@
+"""What an application asks for, and the range of every field.
+
+`GenerationRequest` is the public door: its names are stable, fields are only added. `None` means "the default of the
+deployment". Knows nothing of topics, models or sessions beyond their names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from schemas.errors import InvalidRequestError
+from schemas.retrieval import Passage
+
+ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
+MAX_PROMPT_BYTES = 262_144
+MAX_MESSAGES = 256
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKENS = 64
+MAX_LOGIT_BIAS = 300
+MAX_PASSAGES = 20
+
+
+class Role(StrEnum):
+    """Who speaks in a message."""
+
+    SYSTEM = "system"
+    """Instructions; kept always."""
+    USER = "user"
+    """The person who asks."""
+    ASSISTANT = "assistant"
+    """An earlier answer."""
+
+
+class Retrieval(StrEnum):
+    """Whether passages are looked up."""
+
+    AUTO = "auto"
+    """As the intent says."""
+    ON = "on"
+    """Always."""
+    OFF = "off"
+    """Never."""
+
+
+class Strategy(StrEnum):
+    """How the answer is made. The strategies issue adds the rest of the twelve."""
+
+    KNOWLEDGE = "knowledge"
+    """Grounded in passages, with citations."""
+    DIALOGUE = "dialogue"
+    """Conversation with the turns of the session."""
+    CONTINUATION = "continuation"
+    """The model goes on with the prompt as it stands, without a chat template."""
+    TEMPLATE = "template"
+    """A prepared text of the intent."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message of a conversation that the client sends in full."""
+
+    role: Role
+    content: str
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request. Exactly one of `prompt` and `messages` is given; see `RANGES` for the numbers."""
+
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    system: str | None = None
+    session_id: str | None = None
+    parent: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    logprobs: int | None = None
+    n: int | None = None
+    intent: str | None = None
+    passages: tuple[Passage, ...] | None = None
+    strategy: Strategy | None = None
+    retrieval: Retrieval = Retrieval.AUTO
+    num_passages: int | None = None
+    language: str | None = None
+    explain: bool = False
+
+    def last_user_text(self) -> str:
+        """Return what the person asks now: the prompt, or the last user message."""
+        if self.prompt is not None:
+            return self.prompt
+        users = [message.content for message in self.messages or () if message.role is Role.USER]
+        return users[-1] if users else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """An inclusive range; `above` excludes the lower bound."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return math.isfinite(value) and (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'above ' if self.above else ''}{self.low:g} to {self.high:g}"
+
+
+RANGES: dict[str, Range] = {
+    "max_tokens": Range(low=1, high=1_048_576),  # the deployment's `max_length` lowers it
+    "temperature": Range(low=0, high=2),
+    "top_p": Range(low=0, high=1),  # 0 keeps the most likely token only
+    "top_k": Range(low=0, high=1_000_000),  # 0 switches it off
+    "min_p": Range(low=0, high=1),
+    "repetition_penalty": Range(low=0, high=10, above=True),
+    "presence_penalty": Range(low=-2, high=2),
+    "frequency_penalty": Range(low=-2, high=2),
+    "seed": Range(low=0, high=2**63 - 1),
+    "logprobs": Range(low=0, high=20),
+    "n": Range(low=1, high=8),
+    "num_passages": Range(low=1, high=MAX_PASSAGES),
+}
+LOGIT_BIAS_RANGE = Range(low=-100, high=100)
+
+
+def validate(request: GenerationRequest, *, max_tokens: int | None = None) -> None:
+    """Check every field against its range.
+
+    `max_tokens` is the deployment's upper bound. Raises InvalidRequestError with the field and the allowed range.
+    """
+    _check_text(request)
+    _check_numbers(request, max_tokens)
+    _check_lists(request)
+    _check_ids(request)
+
+
+def _refuse(field: str, message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{field}: {message}", field=field)
+
+
+def _check_text(request: GenerationRequest) -> None:
+    if (request.prompt is None) == (request.messages is None):
+        raise _refuse("prompt", "give exactly one of prompt and messages")
+    if request.prompt is not None and not request.prompt.strip():
+        raise _refuse("prompt", "must not be empty or white space")
+    if request.messages is not None:
+        if not 1 <= len(request.messages) <= MAX_MESSAGES:
+            raise _refuse("messages", f"1 to {MAX_MESSAGES} messages are allowed")
+        if request.messages[-1].role is not Role.USER or not request.messages[-1].content.strip():
+            raise _refuse("messages", "the last one must come from the user and must not be empty")
+    texts = [request.prompt or "", request.system or "", *(m.content for m in request.messages or ())]
+    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    if num_bytes > MAX_PROMPT_BYTES:
+        field = "prompt" if request.prompt is not None else "messages"
+        raise _refuse(field, f"{num_bytes} bytes of text: at most {MAX_PROMPT_BYTES} are allowed")
+
+
+def _check_numbers(request: GenerationRequest, max_tokens: int | None) -> None:
+    for field, allowed in RANGES.items():
+        if field == "max_tokens" and max_tokens is not None:
+            allowed = Range(low=1, high=max_tokens)
+        value = getattr(request, field)
+        if value is not None and value not in allowed:
+            raise _refuse(field, f"{value} is not allowed: {allowed}")
+
+
+def _check_lists(request: GenerationRequest) -> None:
+    stop = request.stop or ()
+    if len(stop) > MAX_STOP_STRINGS or any(not 1 <= len(text) <= MAX_STOP_CHARS for text in stop):
+        raise _refuse("stop", f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters are allowed")
+    token_ids = request.stop_token_ids or ()
+    if len(token_ids) > MAX_STOP_TOKENS or any(not 0 <= token_id < 2**31 for token_id in token_ids):
+        raise _refuse("stop_token_ids", f"at most {MAX_STOP_TOKENS} ids of 0 to {2**31 - 1} are allowed")
+    bias = request.logit_bias or {}
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise _refuse("logit_bias", f"at most {MAX_LOGIT_BIAS} tokens are allowed")
+    for token_id, value in bias.items():
+        if not (token_id.isascii() and token_id.isdigit() and int(token_id) < 2**31):
+            raise _refuse("logit_bias", f"{token_id!r} is no token id: 0 to {2**31 - 1}")
+        if value not in LOGIT_BIAS_RANGE:
+            raise _refuse("logit_bias", f"{value} is not allowed: {LOGIT_BIAS_RANGE}")
+    if len(request.passages or ()) > MAX_PASSAGES:
+        raise _refuse("passages", f"at most {MAX_PASSAGES} are allowed")
+
+
+def _check_ids(request: GenerationRequest) -> None:
+    for field in ("session_id", "parent", "intent", "language"):
+        value = getattr(request, field)
+        if value is not None:
+            check_id(field, value)
+
+
+def check_id(field: str, value: str) -> None:
+    """Check that `value` may serve as an id: 1 to 128 of letters, digits, `.`, `_`, `:`, `-`.
+
+    Raises InvalidRequestError.
+    """
+    if not ID_PATTERN.fullmatch(value):
+        raise _refuse(field, "1 to 128 letters, digits, '.', '_', ':' or '-' are allowed, the first a letter or digit")
