@@ -15,7 +15,7 @@ from schemas.worker import Pool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSnapshot:
-    """What a stage tells about itself in the worker's status. `last_step_ms` is a Unix time, 0 before the first step."""
+    """What a stage tells about itself in the worker's status. `last_step_ms` is a Unix time, 0 before any step."""
 
     model: str = ""
     tokens_in_flight: int = 0
