@@ -75,7 +75,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     messages: tuple[Message, ...] | None = None
     system: str | None = None
     session_id: str | None = None
-    parent: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -199,7 +198,7 @@ def _check_lists(request: GenerationRequest) -> None:
 
 
 def _check_ids(request: GenerationRequest) -> None:
-    for field in ("session_id", "parent", "intent", "language"):
+    for field in ("session_id", "intent", "language"):
         value = getattr(request, field)
         if value is not None:
             check_id(field, value)

