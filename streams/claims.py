@@ -1,0 +1,332 @@
+"""Which records of a token stream count, decided from the log alone.
+
+Every reader and every worker feeds the records of one request, in the order of their partition, to a `StreamView`
+and comes to the same text. It knows nothing of Kafka, clocks or models.
+
+The rules (DESIGN, "Claims"): a claim counts only if its epoch is greater than that of every earlier counting claim
+and no end came before; records of another epoch or owner are ignored; only the expected next token of a choice is
+taken, repeats are dropped, a missing one raises StreamGapError. A run that starts behind what is already visible is
+compared with it: what is equal stays invisible, a difference surfaces as a reset and the new text.
+
+The invariant: at most one end; the visible text is always that of one run, joined to the text it continued.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from schemas.errors import StreamGapError
+from schemas.tokens import Choice, End, Epoch, Kind, See, TokenLogprob, TokenRecord, Usage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextAppended:
+    """Text and tokens to add to choice `index`."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextRetracted:
+    """The last characters of choice `index`, withdrawn; its tokens stay counted."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamReset:
+    """All text of choice `index` so far is void."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnded:
+    """The effective end."""
+
+    end: End
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSeen:
+    """The request is a repeat, its stream stands at `see`. Only passed on while no claim has counted here."""
+
+    see: See
+
+
+Event: TypeAlias = TextAppended | TextRetracted | StreamReset | StreamEnded | StreamSeen
+
+
+@dataclass(slots=True)
+class _Text:
+    """Text and tokens of one choice. `marks`: the number of characters at each number of tokens where a record ended."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    marks: dict[int, int] = field(default_factory=lambda: {0: 0})
+
+    def append(self, record: TokenRecord) -> None:
+        self.text += record.text
+        self.token_ids.extend(record.token_ids)
+        self.logprobs.extend(record.logprobs or ())
+        self.mark()
+
+    def mark(self) -> None:
+        self.marks[len(self.token_ids)] = len(self.text)
+
+    def cut(self, num_tokens: int) -> _Text:
+        """Return a copy of the first `num_tokens` tokens."""
+        length = self.marks[num_tokens]
+        marks = {at: chars for at, chars in self.marks.items() if at <= num_tokens}
+        logprobs = self.logprobs[:num_tokens] if len(self.logprobs) == len(self.token_ids) else []
+        return _Text(self.text[:length], self.token_ids[:num_tokens], logprobs, marks)
+
+    def same_as(self, other: _Text) -> bool:
+        return self.text == other.text and self.token_ids == other.token_ids
+
+    def agrees_with(self, other: _Text) -> bool:
+        """Return whether one could be the beginning of the other."""
+        chars = min(len(self.text), len(other.text))
+        tokens = min(len(self.token_ids), len(other.token_ids))
+        return self.text[:chars] == other.text[:chars] and self.token_ids[:tokens] == other.token_ids[:tokens]
+
+
+@dataclass(slots=True)
+class _Run:
+    """What the owner of the current claim has written: per choice its text, and the tokenless records since a token."""
+
+    epoch: Epoch
+    owner: str
+    texts: dict[int, _Text] = field(default_factory=dict)
+    tokenless: dict[int, set[Kind]] = field(default_factory=dict)
+
+    def num_tokens(self) -> int:
+        return sum(len(text.token_ids) for text in self.texts.values())
+
+
+class StreamView:
+    """The stream of one request as its log stands. Feed it every record of the request, in order."""
+
+    def __init__(self) -> None:
+        self._run: _Run | None = None
+        self._visible: dict[int, _Text] = {}
+        self.end: End | None = None
+        self.claim_offset: int | None = None
+        """Offset of the claim that counts now."""
+        self.num_ignored = 0
+        """Records of owners that do not count, and repeats."""
+
+    @property
+    def epoch(self) -> Epoch | None:
+        """Return the epoch of the claim that counts, None before the first."""
+        return self._run.epoch if self._run else None
+
+    @property
+    def owner(self) -> str | None:
+        """Return the nonce of the run whose claim counts, None before the first."""
+        return self._run.owner if self._run else None
+
+    @property
+    def is_ended(self) -> bool:
+        """Return whether the effective end has come."""
+        return self.end is not None
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Return whether records came, but no claim: the view began in the middle of the stream."""
+        return self._run is None and self.num_ignored > 0
+
+    @property
+    def usage(self) -> Usage:
+        """Return the usage of the end; before it, the tokens that are visible."""
+        if self.end is not None:
+            return self.end.usage
+        return Usage(completion_tokens=sum(len(text.token_ids) for text in self._visible.values()))
+
+    @property
+    def indexes(self) -> tuple[int, ...]:
+        """Return the choices that have records."""
+        return tuple(sorted(self._visible))
+
+    def text(self, index: int = 0) -> str:
+        """Return the visible text of a choice."""
+        return self._visible[index].text if index in self._visible else ""
+
+    def token_ids(self, index: int = 0) -> tuple[int, ...]:
+        """Return the visible tokens of a choice."""
+        return tuple(self._visible[index].token_ids) if index in self._visible else ()
+
+    def next_seq(self, index: int = 0) -> int:
+        """Return the seq at which a new owner continues a choice."""
+        return len(self._visible[index].token_ids) if index in self._visible else 0
+
+    def is_owned_by(self, epoch: Epoch, owner: str) -> bool:
+        """Return whether the claim of this run counts now."""
+        return self._run is not None and self._run.epoch == epoch and self._run.owner == owner
+
+    def apply(self, record: TokenRecord, offset: int) -> tuple[Event, ...]:
+        """Take the next record of the request and return what a reader sees of it.
+
+        Raises StreamGapError if a record before this one is missing; the view is unchanged then.
+        """
+        if record.kind is Kind.SEE:
+            return (StreamSeen(see=record.see),) if record.see is not None and self._run is None else ()
+        if self.is_ended:
+            return self._ignore()
+        if record.claim is not None and (self._run is None or record.epoch > self._run.epoch):
+            self._run = _Run(record.epoch, record.owner)
+            self.claim_offset = offset
+        run = self._run
+        if run is None or record.epoch != run.epoch or record.owner != run.owner:
+            return self._ignore()
+        match record.kind:
+            case Kind.CLAIM:
+                return ()
+            case Kind.DELTA:
+                return self._delta(run, record)
+            case Kind.RETRACT:
+                return self._retract(run, record)
+            case Kind.RESET:
+                return self._reset(run, record)
+            case Kind.END:
+                return self._end(run, record)
+
+    def _ignore(self) -> tuple[Event, ...]:
+        self.num_ignored += 1
+        return ()
+
+    def _delta(self, run: _Run, record: TokenRecord) -> tuple[Event, ...]:
+        if not self._is_next(run, record):
+            return self._ignore()
+        text = self._start(run, record.index, record.seq)
+        text.append(record)
+        self._count(run, record)
+        return self._surface(record.index, text, record)
+
+    def _retract(self, run: _Run, record: TokenRecord) -> tuple[Event, ...]:
+        if not self._is_next(run, record):
+            return self._ignore()
+        text = self._start(run, record.index, record.seq)
+        if not text.text.endswith(record.text):
+            raise StreamGapError(f"choice {record.index}: the text to withdraw is not the last that was sent")
+        text.text = text.text.removesuffix(record.text)
+        text.marks = {at: min(chars, len(text.text)) for at, chars in text.marks.items()}
+        self._count(run, record)
+        if self._visible.get(record.index) is text:
+            return (TextRetracted(index=record.index, text=record.text),) if record.text else ()
+        return self._surface(record.index, text, record)
+
+    def _reset(self, run: _Run, record: TokenRecord) -> tuple[Event, ...]:
+        if record.seq < run.num_tokens():
+            return self._ignore()
+        run.tokenless.clear()
+        voided = [index for index, text in sorted(self._visible.items()) if text.text or text.token_ids]
+        indexes = {0, *self._visible, *run.texts}
+        run.texts = {index: _Text() for index in indexes}
+        self._visible = {index: run.texts[index] for index in self._visible}
+        return tuple(StreamReset(index=index) for index in voided)
+
+    def _end(self, run: _Run, record: TokenRecord) -> tuple[Event, ...]:
+        assert record.end is not None
+        texts = {index: self._whole(run, index, seq, sha256) for index, seq, sha256 in _claims_of(record)}
+        events: list[Event] = []
+        for index, text in texts.items():
+            events.extend(self._settle(index, text))
+        self.end = record.end
+        return (*events, StreamEnded(end=record.end))
+
+    def _is_next(self, run: _Run, record: TokenRecord) -> bool:
+        """Return False for a repeat; raise StreamGapError if a record is missing before this one."""
+        written = run.texts.get(record.index)
+        if written is None:
+            return True
+        expected = len(written.token_ids)
+        if record.seq > expected:
+            raise StreamGapError(f"choice {record.index}: expected token {expected}, got {record.seq}")
+        if record.seq < expected:
+            return False
+        return bool(record.token_ids) or record.kind not in run.tokenless.get(record.index, ())
+
+    def _start(self, run: _Run, index: int, seq: int) -> _Text:
+        """Return the text that the run writes on; its first record joins it to what is visible."""
+        if index not in run.texts:
+            visible = self._visible.get(index)
+            if visible is None and seq == 0:
+                run.texts[index] = self._visible[index] = _Text()
+            elif visible is not None and seq == len(visible.token_ids):
+                run.texts[index] = visible
+            elif visible is not None and seq in visible.marks:
+                run.texts[index] = visible.cut(seq)
+            else:
+                seen = len(visible.token_ids) if visible else 0
+                raise StreamGapError(f"choice {index}: the run starts at token {seq}, {seen} are known")
+        return run.texts[index]
+
+    def _count(self, run: _Run, record: TokenRecord) -> None:
+        if record.token_ids:
+            run.tokenless.pop(record.index, None)
+        else:
+            run.tokenless.setdefault(record.index, set()).add(record.kind)
+
+    def _surface(self, index: int, text: _Text, record: TokenRecord) -> tuple[Event, ...]:
+        visible = self._visible[index]
+        if visible is text:
+            return _appended(index, record.text, record.token_ids, record.logprobs)
+        if not text.agrees_with(visible):
+            return self._settle(index, text)
+        if len(text.token_ids) < len(visible.token_ids) or len(text.text) < len(visible.text):
+            return ()
+        num_seen = len(visible.token_ids)
+        logprobs = tuple(text.logprobs[num_seen:]) if len(text.logprobs) == len(text.token_ids) else None
+        self._visible[index] = text
+        return _appended(index, text.text[len(visible.text) :], tuple(text.token_ids[num_seen:]), logprobs)
+
+    def _settle(self, index: int, text: _Text) -> tuple[Event, ...]:
+        """Make `text` the visible one, by a reset where it differs."""
+        visible = self._visible.get(index)
+        self._visible[index] = text
+        if visible is None or visible is text or visible.same_as(text):
+            return ()
+        logprobs = tuple(text.logprobs) if text.logprobs and len(text.logprobs) == len(text.token_ids) else None
+        return (StreamReset(index=index), *_appended(index, text.text, tuple(text.token_ids), logprobs))
+
+    def _whole(self, run: _Run, index: int, num_tokens: int, sha256: str) -> _Text:
+        """Return the text that an end speaks of, checked against its number of tokens and its hash."""
+        visible = self._visible.get(index) or _Text()
+        text = run.texts.get(index)
+        if text is None:
+            text = visible
+            if sha256 and num_tokens != len(visible.token_ids):
+                if num_tokens not in visible.marks:
+                    raise StreamGapError(f"choice {index}: ended at {num_tokens}, {len(visible.token_ids)} are known")
+                text = visible.cut(num_tokens)
+        elif num_tokens > len(text.token_ids):
+            raise StreamGapError(f"choice {index}: ended at token {num_tokens}, {len(text.token_ids)} came")
+        if sha256 and hashlib.sha256(text.text.encode()).hexdigest() != sha256:
+            raise StreamGapError(f"choice {index}: the text differs from the hash of its end")
+        return text
+
+
+def _appended(
+    index: int, text: str, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...] | None
+) -> tuple[Event, ...]:
+    if not text and not token_ids:
+        return ()
+    return (TextAppended(index=index, text=text, token_ids=token_ids, logprobs=logprobs),)
+
+
+def _claims_of(record: TokenRecord) -> tuple[tuple[int, int, str], ...]:
+    """Return index, number of tokens and hash of every choice that an end speaks of."""
+    assert record.end is not None
+    choices: Mapping[int, Choice] = {choice.index: choice for choice in record.end.choices}
+    if choices:
+        return tuple((index, choice.num_tokens, choice.sha256) for index, choice in sorted(choices.items()))
+    return ((record.index, record.seq, record.end.sha256),)
