@@ -135,3 +135,80 @@ def test_half_of_the_questions_are_held_out(language: str) -> None:
     splits = Counter(question["split"] for question in questions() if question["language"] == language)
     assert set(splits) == {"tuning", "held_out"}
     assert abs(splits["tuning"] - splits["held_out"]) <= 1
+
+
+@cache
+def intents() -> dict[str, dict[str, Any]]:
+    """What `intents.yaml` says of each intent."""
+    loaded: dict[str, dict[str, Any]] = yaml.safe_load((DEMO / "intents.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+@cache
+def templates() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((DEMO / "templates.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def letters(text: str) -> str:
+    """Reduce a text to its letters and digits, so that punctuation cannot hide a leak."""
+    return re.sub(r"[\W_]+", "", text.casefold()) or text
+
+
+@pytest.mark.parametrize("name", intents())
+def test_intent_is_described(name: str) -> None:
+    assert set(intents()[name]) == {"description", "needs_retrieval", "strategy_hint"}
+    assert intents()[name]["strategy_hint"] in {"knowledge", "dialogue", "continuation", "template"}
+    assert intents()[name]["needs_retrieval"] is (intents()[name]["strategy_hint"] == "knowledge")
+
+
+def test_utterances_use_described_intents_only() -> None:
+    assert {row["intent"] for row in rows("intents.jsonl")} == set(intents())
+    assert {row["language"] for row in rows("intents.jsonl")} == set(LANGUAGES)
+
+
+@pytest.mark.parametrize("name", intents())
+@pytest.mark.parametrize(
+    ("language", "split", "least"), [("en", "train", 40), ("zh", "train", 10), ("en", "test", 8), ("zh", "test", 3)]
+)
+def test_intent_has_enough_utterances(name: str, language: str, split: str, least: int) -> None:
+    found = Counter((row["intent"], row["language"], row["split"]) for row in rows("intents.jsonl"))
+    assert found[name, language, split] >= least
+
+
+def test_out_of_scope_is_the_largest_intent() -> None:
+    train = Counter(row["intent"] for row in rows("intents.jsonl") if row["split"] == "train")
+    assert train.most_common(1)[0][0] == "out_of_scope"
+    assert train["out_of_scope"] >= 100
+
+
+def test_no_utterance_is_repeated() -> None:
+    assert repeated([plain(row["text"]) for row in rows("intents.jsonl")]) == []
+
+
+def test_no_training_utterance_stands_in_the_test_split() -> None:
+    splits = {split: texts_of(split) for split in ("train", "test")}
+    assert splits["train"] & splits["test"] == set()
+
+
+def test_no_utterance_is_one_of_the_questions() -> None:
+    asked = {letters(question["question"]) for question in questions()}
+    assert (texts_of("train") | texts_of("test")) & asked == set()
+
+
+def texts_of(split: str) -> set[str]:
+    return {letters(row["text"]) for row in rows("intents.jsonl") if row["split"] == split}
+
+
+def test_every_template_intent_has_an_answer_in_every_language() -> None:
+    wanted = {name for name, intent in intents().items() if intent["strategy_hint"] == "template"}
+    assert set(templates()["answers"]) == wanted
+    assert all(set(answers) == set(LANGUAGES) for answers in templates()["answers"].values())
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_templates_need_the_name_of_the_shop_only(language: str) -> None:
+    shop = templates()["shop"][language]
+    filled = [answers[language].format(shop=shop) for answers in templates()["answers"].values()]
+    assert all(answer.strip() and "{" not in answer for answer in filled)
+    assert any(shop in answer for answer in filled)
