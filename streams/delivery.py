@@ -1,0 +1,79 @@
+"""A record on its way through a worker, and the partition that it came from, while that is ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from streams.broker import Record
+from streams.offsets import OffsetTracker
+
+
+class Ownership:
+    """One partition while it is ours without a break."""
+
+    def __init__(self, generation: int, end_offset: int) -> None:
+        self.generation = generation
+        self.end_offset = end_offset
+        self.tracker = OffsetTracker()
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.is_lost = False
+        self.committed: int | None = None
+        self.base: int | None = None  # committed when the partition became ours; asked for the lag only
+
+    def lose(self) -> None:
+        """Cancel the work of the partition; what it acknowledges later has no effect."""
+        self.is_lost = True
+        for task in list(self.tasks):
+            task.cancel()
+
+
+class Delivery:
+    """One record, to be handled and then acknowledged by `done`."""
+
+    __slots__ = ("_on_done", "_ownership", "generation", "is_takeover", "received_at", "record")
+
+    def __init__(self, record: Record, ownership: Ownership, received_at: float, on_done: Callable[[], None]) -> None:
+        self.record = record
+        self.received_at = received_at
+        self.generation = ownership.generation
+        """The group's generation when the partition was given to us."""
+        self.is_takeover = record.offset < ownership.end_offset
+        """The record was there when the partition became ours: an earlier owner may have begun it."""
+        self._ownership = ownership
+        self._on_done = on_done
+
+    def is_current(self) -> bool:
+        """Return whether the partition is, as far as we know, still ours without a break."""
+        return not self._ownership.is_lost
+
+    def done(self) -> None:
+        """Acknowledge: the offset may be committed from now on. Idempotent; without effect if the partition is lost."""
+        if not self._ownership.is_lost and self._ownership.tracker.finish(self.record.offset):
+            self._on_done()
+
+    def attach(self, task: asyncio.Task[Any]) -> None:
+        """Have `task` cancelled when the partition is lost; at once if it is lost already."""
+        if self._ownership.is_lost:
+            task.cancel()
+            return
+        self._ownership.tasks.add(task)
+        task.add_done_callback(self._ownership.tasks.discard)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStatistics:
+    """A consumer at one moment. `lag` counts records that are not committed yet, None if unknown."""
+
+    num_partitions: int
+    num_paused: int
+    num_in_flight: int
+    num_waiting: int
+    num_delivered: int
+    num_committed: int
+    generation: int
+    lag: int | None
+    last_poll_at: float
+    """The event loop's time of the last completed poll."""

@@ -1,0 +1,1 @@
+"""What every test shares: suites that need real parts are skipped with a reason where these are absent."""
