@@ -51,6 +51,7 @@ class PoolConsumer:
         self._is_full = False
         self._waiting: deque[Delivery] = deque()
         self._wakeup = asyncio.Event()
+        self._is_joined = asyncio.Event()
         self._committing = asyncio.Lock()
         self._generation = -1
         self._is_rebalancing = False
@@ -71,6 +72,10 @@ class PoolConsumer:
         while batch := await self._next_batch():
             self._num_delivered += len(batch)
             yield batch
+
+    async def joined(self) -> None:
+        """Wait for the first assignment; it may be empty where there are more members than partitions."""
+        await self._is_joined.wait()
 
     async def drain(self, timeout_s: float) -> bool:
         """Hand out no more, wait for the work in flight and commit it; False if some did not finish in time."""
@@ -271,6 +276,7 @@ class PoolConsumer:
         self._waiting = deque(delivery for delivery in self._waiting if delivery.is_current())
         self._paused = frozenset()  # the broker has forgotten them
         self._is_rebalancing = False
+        self._is_joined.set()
         self._balance()
         self._wakeup.set()
 

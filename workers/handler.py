@@ -1,0 +1,120 @@
+"""What a pool does with the records it is given, as the worker process sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from schemas.codec import unpack
+from schemas.envelope import REQUEST_ID, ROUTED_TYPE, RoutedRequest, check_type, header
+from schemas.errors import DeadlineExceededError, DecodeError, GeaError, InternalError, InvalidRequestError
+from schemas.request import ID_PATTERN
+from schemas.tokens import Epoch
+from schemas.worker import Pool
+from streams.broker import Record
+from streams.delivery import Delivery
+from workers.outbox import Outbox
+from workers.stage import StageSnapshot
+
+
+class Handler(Protocol):
+    """Takes deliveries and finishes each exactly once: answered, forwarded, or dead-lettered, then `done`."""
+
+    @property
+    def pool(self) -> Pool:
+        """Return the pool."""
+        ...
+
+    async def start(self) -> None:
+        """Load and warm."""
+        ...
+
+    async def handle(self, batch: Sequence[Delivery]) -> None:
+        """Handle a batch; several run at once. Raises only what no single record is to blame for."""
+        ...
+
+    def snapshot(self) -> StageSnapshot:
+        """Return what the worker's status says about the stage."""
+        ...
+
+    async def stop(self) -> None:
+        """Free everything. Idempotent."""
+        ...
+
+
+def now_ms() -> int:
+    """Return the Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def decode_routed(record: Record) -> RoutedRequest:
+    """Decode a record between the pools. Raises DecodeError or InvalidRequestError."""
+    check_type(record.headers, ROUTED_TYPE)
+    return unpack(record.value, RoutedRequest)
+
+
+def check_deadline(routed: RoutedRequest) -> None:
+    """Raise DeadlineExceededError if the request's time is over."""
+    late_ms = now_ms() - routed.deadline_ms
+    if late_ms >= 0:
+        raise DeadlineExceededError(f"deadline_ms: passed {late_ms} ms ago", field="deadline_ms")
+
+
+def epoch_of(delivery: Delivery, hop: int = 0) -> Epoch:
+    """Return the epoch of work on a delivery."""
+    return Epoch(hop, delivery.generation)
+
+
+async def refuse_record(outbox: Outbox, delivery: Delivery, error: GeaError) -> None:
+    """Dead-letter a record that is no message of ours, end its request if it names one, and acknowledge it."""
+    await outbox.dead_letter(delivery.record, error)
+    request_id = request_id_of(delivery.record)
+    if request_id is not None:
+        await outbox.end(outbox.default_reply(request_id), request_id, error, epoch=epoch_of(delivery))
+    delivery.done()
+
+
+def request_id_of(record: Record) -> str | None:
+    """Return the request_id in a record's headers, None if there is no usable one."""
+    try:
+        request_id = header(record.headers, REQUEST_ID)
+    except InvalidRequestError:
+        return None
+    return request_id if request_id is not None and ID_PATTERN.fullmatch(request_id) else None
+
+
+async def decode_batch(outbox: Outbox, batch: Sequence[Delivery]) -> list[tuple[Delivery, RoutedRequest]]:
+    """Decode a batch; what is undecodable or late is refused and left out."""
+    decoded: list[tuple[Delivery, RoutedRequest]] = []
+    for delivery in batch:
+        try:
+            routed = decode_routed(delivery.record)
+        except (DecodeError, InvalidRequestError) as error:
+            await refuse_record(outbox, delivery, error)
+            continue
+        try:
+            check_deadline(routed)
+        except DeadlineExceededError as error:
+            await fail(outbox, delivery, routed, error)
+            continue
+        decoded.append((delivery, routed))
+    return decoded
+
+
+async def fail(outbox: Outbox, delivery: Delivery, routed: RoutedRequest, error: GeaError) -> None:
+    """End a request as failed and acknowledge its record; a fault of ours is dead-lettered too."""
+    if isinstance(error, InternalError):
+        await outbox.dead_letter(delivery.record, error)
+    await outbox.end(routed.reply, routed.request_id, error, epoch=epoch_of(delivery, routed.hop))
+    delivery.done()
+
+
+async def gather_all(*work: asyncio.Task[None]) -> None:
+    """Wait for all tasks, then raise the first failure that is no cancellation."""
+    if work:
+        await asyncio.wait(work)
+    for task in work:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error

@@ -1,0 +1,114 @@
+"""Everything that a worker writes besides token streams: forwarded requests, early ends, dead letters.
+
+A broker that is away does not lose work: each write is tried until it succeeds or its task is cancelled, while the
+record that it comes from stays uncommitted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+
+from schemas.codec import pack
+from schemas.envelope import (
+    CE_TYPE,
+    CONTENT_TYPE,
+    HOP,
+    MSGPACK,
+    REQUEST_ID,
+    ROUTED_TYPE,
+    TENANT,
+    TRACEPARENT,
+    Headers,
+    Reply,
+    RoutedRequest,
+)
+from schemas.errors import BrokerUnavailableError, GeaError, InvalidRequestError, RejectedError
+from schemas.tokens import Epoch, Failure, See
+from streams.broker import Producer, Record
+from streams.dead_letter import dead_letter
+from streams.routing import murmur2_partition
+from streams.token_writer import end_request, point_to
+from streams.topics import TOKENS
+from workers.path import next_topic, partition_key
+
+T = TypeVar("T")
+FIRST_DELAY_S = 0.1
+MAX_DELAY_S = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+class Outbox:
+    """Writes for one worker. `num_token_partitions` is the partition count of the default token topic."""
+
+    def __init__(self, producer: Producer, *, worker_id: str, num_token_partitions: int) -> None:
+        self.producer = producer
+        self._worker_id = worker_id
+        self.num_token_partitions = num_token_partitions
+
+    def default_reply(self, request_id: str, start: int = 0) -> Reply:
+        """Return where the stream of a request stands that chose no place of its own."""
+        partition = murmur2_partition(request_id.encode(), self.num_token_partitions)
+        return Reply(topic=TOKENS, partition=partition, start=start)
+
+    async def forward(self, routed: RoutedRequest, topic: str | None = None) -> None:
+        """Hand a request on to its next pool, or to `topic`."""
+        await until_sent(
+            lambda: self.producer.send(
+                topic or next_topic(routed), pack(routed), key=partition_key(routed), headers=_headers(routed)
+            )
+        )
+
+    async def end(self, reply: Reply, request_id: str, error: GeaError, *, epoch: Epoch) -> None:
+        """End a request as failed, with the code of `error`."""
+        log.info("request_refused", request_id=request_id, code=error.code, reason=error.message)
+        failure = failure_of(error)
+        await until_sent(lambda: end_request(self.producer, reply, request_id, epoch=epoch, failure=failure))
+
+    async def point_to(self, reply: Reply, request_id: str, see: See, *, epoch: Epoch) -> None:
+        """Tell a reader where the stream of a repeated request stands."""
+        await until_sent(lambda: point_to(self.producer, reply, request_id, epoch=epoch, see=see))
+
+    async def dead_letter(self, record: Record, error: GeaError) -> None:
+        """Put a record that cannot succeed aside, as it came."""
+        log.warning("dead_letter", code=error.code, reason=error.message, topic=record.topic, offset=record.offset)
+        await until_sent(lambda: dead_letter(self.producer, record, error, self._worker_id))
+
+
+async def until_sent(send: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a write until the broker takes it. Cancel it to give up."""
+    delay_s = FIRST_DELAY_S
+    while True:
+        try:
+            return await send()
+        except BrokerUnavailableError as error:
+            log.warning("send_failed", code=error.code, reason=error.message, retry_in_s=delay_s)
+        await asyncio.sleep(delay_s)
+        delay_s = min(2 * delay_s, MAX_DELAY_S)
+
+
+def failure_of(error: GeaError) -> Failure:
+    """Return what the end record says about an error."""
+    return Failure(
+        code=error.code,
+        message=error.message,
+        field=error.field if isinstance(error, InvalidRequestError) else None,
+        retry_after_s=error.retry_after_s if isinstance(error, RejectedError) else None,
+    )
+
+
+def _headers(routed: RoutedRequest) -> Headers:
+    headers = [
+        (CE_TYPE, ROUTED_TYPE.encode()),
+        (CONTENT_TYPE, MSGPACK.encode()),
+        (REQUEST_ID, routed.request_id.encode()),
+        (TENANT, routed.tenant.encode()),
+        (HOP, str(routed.hop).encode()),
+    ]
+    if routed.traceparent:
+        headers.append((TRACEPARENT, routed.traceparent.encode()))
+    return tuple(headers)

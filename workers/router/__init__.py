@@ -1,0 +1,1 @@
+"""The door: validates, admits, recognises repeats, stamps and forwards requests."""
