@@ -1,1 +1,24 @@
-"""Kafka and Redis: the only place that makes their clients, and everything that depends on the log's order."""
+"""Kafka and Redis: the only place that makes their clients, and everything that depends on the log's order.
+
+The client for applications is here; the rest is imported from its modules.
+"""
+
+from schemas.request import Message, Role
+from streams.answer import Answer, Chunk, ChunkStream, StreamPosition
+from streams.client import ClientSettings, GeaClient, RequestOptions
+from streams.settings import BrokerSettings, Security, Tls
+
+__all__ = [
+    "Answer",
+    "BrokerSettings",
+    "Chunk",
+    "ChunkStream",
+    "ClientSettings",
+    "GeaClient",
+    "Message",
+    "RequestOptions",
+    "Role",
+    "Security",
+    "StreamPosition",
+    "Tls",
+]

@@ -66,7 +66,7 @@ Event: TypeAlias = TextAppended | TextRetracted | StreamReset | StreamEnded | St
 
 @dataclass(slots=True)
 class _Text:
-    """Text and tokens of one choice. `marks`: the number of characters at each number of tokens where a record ended."""
+    """Text and tokens of one choice. `marks` maps each number of tokens where a record ended to its characters."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)

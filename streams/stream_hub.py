@@ -13,14 +13,11 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from schemas.errors import BrokerUnavailableError, StreamExpiredError
 from streams.broker import Broker, LogReader, Record, TopicPartition
 from streams.settings import check_range
 
 MAX_BACKOFF_S = 2.0
-log = structlog.get_logger(__name__)
 
 
 class HubInbox:
@@ -153,11 +150,11 @@ class StreamHub:
                 records = await self._poll()
                 backoff_s = 0.0
             except StreamExpiredError:
-                log.warning("token topic moved past the reader", topic=self.topic)
+                _warn("token topic moved past the reader", topic=self.topic)
                 await self._skip_to_end()
                 continue
             except BrokerUnavailableError as error:
-                log.warning("token topic cannot be read", topic=self.topic, error=error.message)
+                _warn("token topic cannot be read", topic=self.topic, error=error.message)
                 self._counts["reconnects"] += 1
                 await self._close_reader()
                 await asyncio.sleep(backoff_s)
@@ -194,3 +191,9 @@ class StreamHub:
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
+
+
+def _warn(event: str, **fields: str) -> None:
+    import structlog  # here, because it would double the time to import the client
+
+    structlog.get_logger(__name__).warning(event, **fields)

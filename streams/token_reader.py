@@ -96,8 +96,8 @@ class StreamReader:
         self._is_moved = False
         self._failure: StreamError | None = None
 
-    async def next_events(self, timeout_s: float) -> tuple[Event, ...]:
-        """Return the next events, empty if none came in time. Safe to cancel.
+    async def next_events(self, timeout_s: float, *, until: int | None = None) -> tuple[Event, ...]:
+        """Return the next events, empty if none came in time or below offset `until`. Safe to cancel.
 
         A broker that is away is tried again until the time is up. Raises StreamGapError, StreamExpiredError.
         """
@@ -106,7 +106,7 @@ class StreamReader:
             if self._failure is not None:
                 raise self._failure
             events = self._apply(await self._poll(max(0.0, deadline - self._clock())))
-            if events or self._clock() >= deadline:
+            if events or self._clock() >= deadline or (until is not None and self.next_offset >= until):
                 return events
         return ()
 

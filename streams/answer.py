@@ -1,0 +1,165 @@
+"""What an application gets from the client: chunks as they come, or the whole answer.
+
+Knows the events of a stream, not how the request was sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from schemas.errors import RequestFailedError, ResponseTimeoutError, StreamExpiredError
+from schemas.tokens import End, EndStatus, TokenLogprob
+from streams.claims import Event, StreamEnded, StreamReset, StreamSeen, TextAppended, TextRetracted
+from streams.token_reader import StreamReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """Where a token stream begins; keep it to replay the answer without a search."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One step of an answer.
+
+    `text` is to be added to choice `index`. `is_reset`: first forget all text of that choice; `retracted`: first take
+    these characters off its end. The last chunk has `end` and no text.
+    """
+
+    text: str = ""
+    index: int = 0
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    is_reset: bool = False
+    retracted: str = ""
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A whole answer. `texts` has all n choices, `text` the first; `end` says how and why it ended."""
+
+    text: str
+    end: End
+    request_id: str
+    position: StreamPosition
+    texts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenStream:
+    """A reader at the beginning of a stream. `scan_until`: a claim must come before that offset, or has expired."""
+
+    reader: StreamReader
+    position: StreamPosition
+    scan_until: int | None = None
+
+
+class ChunkStream:
+    """The chunks of one request: `async for chunk in stream`, once. The request is sent when the first is asked for.
+
+    Raises ResponseTimeoutError, StreamGapError, StreamExpiredError, BrokerUnavailableError, InvalidRequestError; a
+    request that failed does not raise: the last chunk carries its end.
+    """
+
+    def __init__(self, request_id: str, open_: Callable[[], Awaitable[OpenStream]], timeout_s: float) -> None:
+        self.request_id = request_id
+        self.position: StreamPosition | None = None
+        """Where the stream begins; known once the request is sent."""
+        self._open = open_
+        self._timeout_s = timeout_s
+        self._texts: tuple[str, ...] = ()
+        self._chunks = self._read()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        return await self._chunks.__anext__()
+
+    async def aclose(self) -> None:
+        """Stop reading; the request itself goes on. Idempotent."""
+        await self._chunks.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def answer(self) -> Answer:
+        """Read to the end and return the answer. Raises RequestFailedError if the request ended as failed."""
+        end: End | None = None
+        async for chunk in self:
+            end = chunk.end or end
+        assert end is not None
+        assert self.position is not None
+        if end.status is EndStatus.FAILED:
+            code = end.failure.code if end.failure else "internal"
+            message = end.failure.message if end.failure else "the request failed"
+            field = end.failure.field if end.failure else None
+            raise RequestFailedError(f"{code}: {message}", failure_code=code, field=field)
+        return Answer(
+            text=self._texts[0] if self._texts else "",
+            end=end,
+            request_id=self.request_id,
+            position=self.position,
+            texts=self._texts,
+        )
+
+    async def _read(self) -> AsyncGenerator[Chunk, None]:
+        deadline = time.monotonic() + self._timeout_s
+        opened = await self._open()
+        reader, self.position = opened.reader, opened.position
+        until = opened.scan_until
+        try:
+            while not reader.view.is_ended:
+                events = await reader.next_events(max(0.0, deadline - time.monotonic()), until=until)
+                for event in events:
+                    if (chunk := _chunk(event)).end is not None:
+                        self._texts = tuple(reader.view.text(index) for index in reader.view.indexes)
+                    yield chunk
+                if until is not None and reader.next_offset >= until:
+                    self._check_start(reader)
+                    until = None
+                if not events and time.monotonic() >= deadline:
+                    raise self._timeout(reader)
+        finally:
+            await reader.close()
+
+    def _check_start(self, reader: StreamReader) -> None:
+        if reader.view.is_orphaned:
+            raise StreamExpiredError(f"request {self.request_id}: the start of its stream has left the topic")
+
+    def _timeout(self, reader: StreamReader) -> ResponseTimeoutError:
+        away = reader.last_failure
+        why = f"Kafka cannot be reached ({away.message})" if away else "is a worker of every pool running?"
+        return ResponseTimeoutError(
+            f"request {self.request_id}: no end of the answer within {self._timeout_s:g} s: {why} "
+            "The request stays in the log: its answer can be replayed under this request_id",
+            request_id=self.request_id,
+        )
+
+
+def _chunk(event: Event) -> Chunk:
+    match event:
+        case TextAppended():
+            return Chunk(index=event.index, text=event.text, token_ids=event.token_ids, logprobs=event.logprobs)
+        case TextRetracted():
+            return Chunk(index=event.index, retracted=event.text)
+        case StreamReset():
+            return Chunk(index=event.index, is_reset=True)
+        case StreamEnded():
+            return Chunk(end=event.end)
+        case StreamSeen():
+            raise AssertionError("a reader follows it")
