@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +49,13 @@ class ServerHandle:
         return cls(**(values | {"log": Path(values["log"])}))
 
 
-def spawn(command: Sequence[str], *, log: Path, die_with_parent: bool) -> tuple[int, float]:
+def spawn(
+    command: Sequence[str], *, log: Path, die_with_parent: bool, environ: Mapping[str, str] | None = None
+) -> tuple[int, float]:
     """Start `command` as leader of a new session, its output appended to `log`; return pid and creation time.
 
     With `die_with_parent` the kernel ends it when the calling thread's process is killed (Linux with `setpriv`).
+    `environ` is its whole environment; ours if None.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     setpriv = shutil.which("setpriv") if die_with_parent else None
@@ -60,7 +63,7 @@ def spawn(command: Sequence[str], *, log: Path, die_with_parent: bool) -> tuple[
     pid = os.posix_spawn(
         argv[0],
         argv,
-        os.environ,
+        os.environ if environ is None else environ,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
