@@ -194,7 +194,8 @@ class Directory:
         """Open the topic and read what it holds. Raises BrokerUnavailableError."""
         await self._open()
         while any(self._position(place) < end for place, end in self._ends.items()):
-            await self._read()
+            if not await self._read():  # the last records may be tombstones that compaction has removed
+                break
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -244,7 +245,7 @@ class Directory:
         for place, begin in (await self._reader.begin_offsets()).items():
             self._reader.seek(place, begin)
 
-    async def _read(self) -> None:
+    async def _read(self) -> bool:
         assert self._reader is not None
         records = await self._reader.poll(timeout_ms=500)
         self.is_reading = True
@@ -253,6 +254,7 @@ class Directory:
         if records:
             self._changed.set()
             self._changed = asyncio.Event()
+        return bool(records)
 
     def _position(self, place: TopicPartition) -> int:
         assert self._reader is not None
