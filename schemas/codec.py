@@ -31,8 +31,14 @@ DEFAULT_LIMITS = Limits()
 
 
 def pack(message: msgspec.Struct) -> bytes:
-    """Pack a message into a MessagePack map with the names of its fields; defaults are left out."""
-    packed = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
+    """Pack a message into a MessagePack map with the names of its fields; defaults are left out.
+
+    Raises InvalidRequestError for text with a lone surrogate and for whole numbers of more than 64 bits.
+    """
+    try:
+        packed = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise InvalidRequestError(f"{type(message).__name__} cannot be packed: {error}") from error
     assert isinstance(packed, bytes)
     return packed
 
@@ -51,7 +57,6 @@ def unpack_map(raw: bytes | None, limits: Limits = DEFAULT_LIMITS) -> dict[str, 
             raw,
             raw=False,
             strict_map_key=True,
-            max_buffer_size=limits.message_bytes,
             max_str_len=limits.string_bytes,
             max_bin_len=limits.string_bytes,
             max_array_len=limits.items,
