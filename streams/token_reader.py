@@ -163,6 +163,7 @@ class StreamReader:
                         self._jump(event.see)
             except StreamError as error:
                 self._failure = error  # what came before it is handed out first
+            if self._failure is not None or self._is_moved:
                 break
         if self._failure is not None and not events:
             raise self._failure
