@@ -1,0 +1,1 @@
+"""The generation pool: prompts, strategies and the engine that decodes."""

@@ -1,0 +1,49 @@
+"""Whether a request can run here at all. Pure; asked before anything is queued.
+
+The router has checked the public ranges already; this guards the engine against every caller.
+"""
+
+from __future__ import annotations
+
+import math
+
+from schemas.errors import InvalidRequestError, PromptTooLongError
+from workers.generation.engine.protocol import EngineRequest, SamplingParams
+
+
+def check_request(request: EngineRequest, *, vocab_size: int, max_context: int, max_sequences: int) -> None:
+    """Raise PromptTooLongError if not one new token would fit, InvalidRequestError for a field that cannot run."""
+    num_tokens = len(request.prompt)
+    if num_tokens == 0:
+        raise InvalidRequestError("prompt: no tokens", field="prompt")
+    if num_tokens >= max_context:
+        raise PromptTooLongError(
+            f"prompt: {num_tokens} tokens and one new do not fit into the context of {max_context}", field="prompt"
+        )
+    if not 0 <= min(request.prompt) <= max(request.prompt) < vocab_size:
+        raise InvalidRequestError(f"prompt: token ids of 0 to {vocab_size - 1} are allowed", field="prompt")
+    _check_sampling(request.sampling, max_sequences)
+
+
+def bounded_max_tokens(request: EngineRequest, max_context: int) -> int:
+    """Return how many tokens a choice may get: what was asked for, or what the context has left."""
+    return min(request.sampling.max_tokens, max_context - len(request.prompt))
+
+
+def _check_sampling(params: SamplingParams, max_sequences: int) -> None:
+    allowed = {
+        "max_tokens": params.max_tokens >= 1,
+        "n": 1 <= params.n <= max_sequences,
+        "temperature": math.isfinite(params.temperature) and params.temperature >= 0,
+        "top_p": 0 <= params.top_p <= 1,
+        "top_k": params.top_k >= 0,
+        "min_p": 0 <= params.min_p <= 1,
+        "repetition_penalty": math.isfinite(params.repetition_penalty) and params.repetition_penalty > 0,
+        "presence_penalty": math.isfinite(params.presence_penalty),
+        "frequency_penalty": math.isfinite(params.frequency_penalty),
+        "logit_bias": all(math.isfinite(value) for value in params.logit_bias.values()),
+        "logprobs": params.logprobs is None or params.logprobs >= 0,
+    }
+    for field, is_allowed in allowed.items():
+        if not is_allowed:
+            raise InvalidRequestError(f"{field}: {getattr(params, field)!r} cannot be run", field=field)

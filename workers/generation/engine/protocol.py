@@ -1,0 +1,211 @@
+"""What an engine is to the generation stage: requests of token ids in, streams of tokens out.
+
+Knows no topics, prompts or strategies. The invariants: every accepted request ends in exactly one `Finished` or in one
+error out of its stream, and `usage.completion_tokens` is the number of token ids that the stream handed out, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from schemas.tokens import FinishReason, TokenLogprob, Usage
+
+
+class Precision(StrEnum):
+    """The number format of weights and KV cache."""
+
+    FP32 = "fp32"
+    """32-bit floats; exact on CPU."""
+    BF16 = "bf16"
+    """bfloat16: half the memory, other digits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn and when to stop. The names and meanings are those of the request.
+
+    Order of effects: repetition penalty (prompt and output), presence and frequency penalty (output only), logit bias,
+    temperature, top_k, top_p (over what top_k left), min_p. `logprobs` are those of the unmodified distribution, as in
+    vLLM; 0 asks for the drawn token alone.
+    """
+
+    max_tokens: int = 512
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    logprobs: int | None = None
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """A prompt as token ids. `request_id` is unique among the requests in flight."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenChunk:
+    """Tokens of one choice, in order. `text` may be empty while a character or a stop string is still open.
+
+    The token that ended the choice (end of sequence, stop token) is among `token_ids`; its text is not published.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    index: int = 0
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceEnd:
+    """How one choice ended. `stop_reason` is the stop string or token id that ended it, None for end of sequence."""
+
+    index: int
+    finish_reason: FinishReason
+    num_tokens: int
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The last item of a stream: all choices by index, tokens counted over all of them.
+
+    `prefill_ms` counts from admission to the first token, `decode_ms` from there to the end, `queue_ms` before both.
+    """
+
+    choices: tuple[ChoiceEnd, ...]
+    usage: Usage
+    queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+
+EngineEvent = TokenChunk | Finished
+
+
+class EngineStream(Protocol):
+    """The events of one request: chunks, then one `Finished`, then the end of the iteration.
+
+    Raises EngineUnavailableError where the engine died, InternalError where this request alone failed.
+    """
+
+    @property
+    def request_id(self) -> str:
+        """Return the id that the request was submitted under."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[EngineEvent]: ...
+
+    async def __anext__(self) -> EngineEvent: ...
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Calls take up to milliseconds per kilobyte: keep long texts off the event loop."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Return the ids that end an answer."""
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the ids of text by anybody: the names of control tokens in it are ordinary text."""
+        ...
+
+    def encode_control(self, text: str) -> tuple[int, ...]:
+        """Return the ids of text of ours: the names of control tokens in it become control tokens."""
+        ...
+
+    def count(self, text: str) -> int:
+        """Return the number of tokens of `encode`."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text without control tokens; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what one token adds to the text; nothing for control tokens and ids out of range."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineIdentity:
+    """What shaped the text. Equal identities continue each other's output."""
+
+    engine: str
+    model: str
+    weights_hash: str
+    tokenizer_hash: str
+    precision: str
+    max_context: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStatistics:
+    """What the engine does now. `last_step_ms` is a Unix time, 0 before the first step."""
+
+    running: int = 0
+    waiting: int = 0
+    tokens_in_flight: int = 0
+    step_ms: float = 0.0
+    last_step_ms: int = 0
+    num_steps: int = 0
+    num_finished: int = 0
+    free_slots: int = 0
+    failure: str = ""
+    """Why the engine is dead; empty while it lives."""
+
+
+class Engine(Protocol):
+    """Runs many requests at once. Methods belong to the event loop that called `start`; none of them blocks it."""
+
+    @property
+    def identity(self) -> EngineIdentity:
+        """Return what shapes the text. Known after `start`."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer. Known after `start`."""
+        ...
+
+    async def start(self) -> None:
+        """Load and warm. Returns when the first request would run at full speed.
+
+        Raises ConfigError for a model that this engine cannot run.
+        """
+        ...
+
+    def submit(self, request: EngineRequest) -> EngineStream:
+        """Queue a request.
+
+        Raises PromptTooLongError if not one new token would fit, InvalidRequestError for an unusable field or an id
+        that is already in flight, RejectedError if the queue is full, EngineUnavailableError if the engine is not running.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request within one step; its stream ends with `abort`. Unknown ids are ignored."""
+        ...
+
+    def statistics(self) -> EngineStatistics:
+        """Return what the engine does now."""
+        ...
+
+    async def stop(self) -> None:
+        """End what runs with EngineUnavailableError and free everything. Idempotent."""
+        ...
