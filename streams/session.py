@@ -109,6 +109,15 @@ class SessionStore:
         found = await self._try(self._store.set_if_absent(key, pack(marker), ttl_s=self._limits.marker_ttl_s))
         return (_read(found, Marker) if found is not None else None) or marker
 
+    async def marker(self, request_id: str) -> Marker | None:
+        """Return the marker of a request, None if it is not known."""
+        found = await self._try(self._store.get(f"gea:marker:{request_id}"))
+        return _read(found, Marker) if found is not None else None
+
+    async def unmark(self, request_id: str) -> None:
+        """Forget a request that was refused, so that it may come again under its id."""
+        await self._try(self._store.delete(f"gea:marker:{request_id}"))
+
     def statistics(self) -> dict[str, int]:
         """Return counters of failed calls and outages."""
         return {"failures": self.num_failures, "outages": self.num_outages}

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from schemas.codec import unpack
 from schemas.envelope import REQUEST_ID, ROUTED_TYPE, RoutedRequest, check_type, header
-from schemas.errors import DeadlineExceededError, DecodeError, GeaError, InternalError, InvalidRequestError
+from schemas.errors import DeadlineExceededError, DecodeError, GeaError, InvalidRequestError
 from schemas.request import ID_PATTERN
 from schemas.tokens import Epoch
 from schemas.worker import Pool
@@ -17,6 +17,8 @@ from streams.broker import Record
 from streams.delivery import Delivery
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
+
+REFUSAL_HOP = -1
 
 
 class Handler(Protocol):
@@ -62,9 +64,17 @@ def check_deadline(routed: RoutedRequest) -> None:
         raise DeadlineExceededError(f"deadline_ms: passed {late_ms} ms ago", field="deadline_ms")
 
 
-def epoch_of(delivery: Delivery, hop: int = 0) -> Epoch:
-    """Return the epoch of work on a delivery."""
+def epoch_of(delivery: Delivery, hop: int) -> Epoch:
+    """Return the epoch of a run of generation on a delivery."""
     return Epoch(hop, delivery.generation)
+
+
+def refusal_epoch(delivery: Delivery) -> Epoch:
+    """Return the epoch of an end that is written before generation: below every run's.
+
+    So a refusal of a repeat, or of a record that was forwarded before its worker died, never ends a stream that runs.
+    """
+    return Epoch(REFUSAL_HOP, delivery.generation)
 
 
 async def refuse_record(outbox: Outbox, delivery: Delivery, error: GeaError) -> None:
@@ -72,7 +82,7 @@ async def refuse_record(outbox: Outbox, delivery: Delivery, error: GeaError) -> 
     await outbox.dead_letter(delivery.record, error)
     request_id = request_id_of(delivery.record)
     if request_id is not None:
-        await outbox.end(outbox.default_reply(request_id), request_id, error, epoch=epoch_of(delivery))
+        await outbox.end(outbox.default_reply(request_id), request_id, error, epoch=refusal_epoch(delivery))
     delivery.done()
 
 
@@ -86,7 +96,7 @@ def request_id_of(record: Record) -> str | None:
 
 
 async def decode_batch(outbox: Outbox, batch: Sequence[Delivery]) -> list[tuple[Delivery, RoutedRequest]]:
-    """Decode a batch; what is undecodable or late is refused and left out."""
+    """Decode a batch on its way to generation; what is undecodable or late is refused and left out."""
     decoded: list[tuple[Delivery, RoutedRequest]] = []
     for delivery in batch:
         try:
@@ -97,18 +107,11 @@ async def decode_batch(outbox: Outbox, batch: Sequence[Delivery]) -> list[tuple[
         try:
             check_deadline(routed)
         except DeadlineExceededError as error:
-            await fail(outbox, delivery, routed, error)
+            await outbox.end(routed.reply, routed.request_id, error, epoch=refusal_epoch(delivery))
+            delivery.done()
             continue
         decoded.append((delivery, routed))
     return decoded
-
-
-async def fail(outbox: Outbox, delivery: Delivery, routed: RoutedRequest, error: GeaError) -> None:
-    """End a request as failed and acknowledge its record; a fault of ours is dead-lettered too."""
-    if isinstance(error, InternalError):
-        await outbox.dead_letter(delivery.record, error)
-    await outbox.end(routed.reply, routed.request_id, error, epoch=epoch_of(delivery, routed.hop))
-    delivery.done()
 
 
 async def gather_all(*work: asyncio.Task[None]) -> None:

@@ -22,7 +22,7 @@ Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=604_800)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
-OUTSIDE_VARIABLES = frozenset({"GEA_CONFIG", "GEA_CACHE", "GEA_HOME", "GEA_BROKER", "GEA_COLOUR"})
+OUTSIDE_VARIABLES = frozenset({"GEA_CONFIG", "GEA_CACHE", "GEA_HOME", "GEA_BROKER", "GEA_COLOUR", "GEA_STACK_ID"})
 """Variables with our prefix that are no setting."""
 
 
@@ -82,6 +82,7 @@ class RouterSection(_Section, frozen=True, kw_only=True):
     max_request_bytes: Annotated[int, msgspec.Meta(ge=1024, le=16_777_216)] = 524_288
     max_queue_depth: Count = 1000
     reply_topics: tuple[str, ...] = ()
+    marker_ttl_s: Annotated[int, msgspec.Meta(ge=60, le=31_536_000)] = 21_600
 
 
 class IntentSection(_Section, frozen=True, kw_only=True):
@@ -123,7 +124,7 @@ class BatchingSection(_Section, frozen=True, kw_only=True):
 
 
 class CacheSection(_Section, frozen=True, kw_only=True):
-    """How long markers of answered requests live: a repeat of a request within this time gets the same stream."""
+    """The result cache. The key is read and checked; nothing is cached yet, so it has no effect so far."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=86_400)] = 300
 

@@ -17,7 +17,6 @@ from schemas.errors import DeadlineExceededError, DecodeError, InvalidRequestErr
 from schemas.request import GenerationRequest, validate
 from schemas.worker import RouteStamp, WorkerStatus
 from streams.broker import Record
-from streams.topics import TOKENS
 
 RETRY_AFTER_S = 2.0
 MAX_RETRY_AFTER_S = 60.0
@@ -129,6 +128,7 @@ def stamp(
     route: RouteStamp,
     deadline_ms: int,
     now_ms: int,
+    traceparent: str,
 ) -> RoutedRequest:
     """Return the request as the pools see it."""
     return RoutedRequest(
@@ -141,7 +141,7 @@ def stamp(
         deadline_ms=deadline_ms,
         tenant=headers.tenant,
         route=route,
-        traceparent=headers.traceparent,
+        traceparent=traceparent,
     )
 
 

@@ -1,0 +1,174 @@
+"""The router pool: read → recognise repeats → admit → stamp → forward.
+
+A request that is refused gets a terminal record with a code; a record that is no message goes to the dead letters. The
+same origin is always forwarded again (claims make that harmless); another origin with a known request_id is a repeat
+and gets a pointer to the first one's stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from schemas.envelope import Origin, Reply, RequestHeaders, RoutedRequest, parse_request_headers
+from schemas.errors import DecodeError, GeaError, InvalidRequestError
+from schemas.request import GenerationRequest
+from schemas.tokens import See
+from schemas.worker import Pool
+from streams.broker import Broker
+from streams.delivery import Delivery
+from streams.directory import Directory
+from streams.session import Marker, SessionStore
+from streams.telemetry import bind_request, child_traceparent
+from workers.handler import now_ms, refusal_epoch, refuse_record, request_id_of
+from workers.outbox import Outbox
+from workers.router.admission import DoorLimits, check_load, deadline_of, load_of, read_request, reply_of, stamp
+from workers.router.routes import RouteBook, follow_routes
+from workers.router.stream_ends import StreamEnds
+from workers.stage import StageSnapshot
+
+log = structlog.get_logger(__name__)
+
+
+class RouterHandler:
+    """Routes requests; the `Handler` of the router pool."""
+
+    def __init__(
+        self, broker: Broker, outbox: Outbox, sessions: SessionStore, directory: Directory, *, limits: DoorLimits
+    ) -> None:
+        self._broker = broker
+        self._outbox = outbox
+        self._sessions = sessions
+        self._directory = directory
+        self._limits = limits
+        self._book = RouteBook()
+        self._ends = StreamEnds(broker, limits.num_token_partitions)
+        self._following: asyncio.Task[None] | None = None
+
+    @property
+    def pool(self) -> Pool:
+        """Return the router pool."""
+        return Pool.ROUTER
+
+    async def start(self) -> None:
+        """Read the route tables, the directory of workers and the ends of the token topics."""
+        caught_up = asyncio.Event()
+        self._following = asyncio.create_task(follow_routes(self._broker, self._book, caught_up))
+        await self._directory.start()
+        await self._ends.start()
+        await caught_up.wait()
+
+    async def handle(self, batch: Sequence[Delivery]) -> None:
+        """Route a batch."""
+        await asyncio.gather(*(self._route(delivery) for delivery in batch))
+
+    def snapshot(self) -> StageSnapshot:
+        """Return nothing special: the router has no steps."""
+        return StageSnapshot()
+
+    async def stop(self) -> None:
+        """Stop following. Idempotent."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        await self._ends.close()
+        await self._directory.close()
+
+    async def _route(self, delivery: Delivery) -> None:
+        record = delivery.record
+        request_id = request_id_of(record)
+        if request_id is None:
+            await refuse_record(
+                self._outbox,
+                delivery,
+                InvalidRequestError("header request_id: missing or malformed", field="request_id"),
+            )
+            return
+        origin = Origin(partition=record.partition, offset=record.offset)
+        with bind_request(request_id):
+            try:
+                headers = parse_request_headers(record.headers)
+                reply = self._reply(headers)
+                request = read_request(record, self._limits)
+            except DecodeError as error:
+                await refuse_record(self._outbox, delivery, error)
+                return
+            except InvalidRequestError as error:
+                await self._refuse(delivery, request_id, error)
+                return
+            await self._admit(delivery, headers, request, origin, reply)
+        delivery.done()
+
+    async def _admit(
+        self,
+        delivery: Delivery,
+        headers: RequestHeaders,
+        request: GenerationRequest,
+        origin: Origin,
+        reply: Reply,
+    ) -> None:
+        """Forward a valid request, point a repeat to the first one's stream, or refuse it for its time or our load."""
+        marker = Marker(origin=origin, reply=reply, tenant=headers.tenant)
+        known = await self._sessions.mark(headers.request_id, marker)
+        if known.origin != origin:
+            await self._point(delivery, headers, reply, known)
+            return
+        try:
+            deadline_ms = deadline_of(headers, self._limits, now_ms())
+            if not delivery.is_takeover:
+                check_load(load_of(self._directory.workers(Pool.GENERATION)), self._limits)
+        except GeaError as error:
+            await self._outbox.end(reply, headers.request_id, error, epoch=refusal_epoch(delivery))
+            await self._sessions.unmark(headers.request_id)
+            return
+        await self._outbox.forward(self._stamped(headers, request, origin, known.reply, deadline_ms))
+
+    async def _point(self, delivery: Delivery, headers: RequestHeaders, reply: Reply, known: Marker) -> None:
+        if known.tenant != headers.tenant:
+            await self._outbox.dead_letter(
+                delivery.record, InvalidRequestError("request_id: in use by another tenant", field="request_id")
+            )
+            return
+        log.info("repeat", origin_partition=known.origin.partition, origin_offset=known.origin.offset)
+        see = See(topic=known.reply.topic, partition=known.reply.partition, offset=known.reply.start)
+        await self._outbox.point_to(reply, headers.request_id, see, epoch=refusal_epoch(delivery))
+
+    async def _refuse(self, delivery: Delivery, request_id: str, error: InvalidRequestError) -> None:
+        """End a request that breaks a rule, unless its id belongs to another one: that must not be harmed."""
+        if await self._sessions.marker(request_id) is None:
+            reply = self._refusal_reply(delivery, request_id)
+            await self._outbox.end(reply, request_id, error, epoch=refusal_epoch(delivery))
+        else:
+            await self._outbox.dead_letter(delivery.record, error)
+        delivery.done()
+
+    def _refusal_reply(self, delivery: Delivery, request_id: str) -> Reply:
+        try:
+            return self._reply(parse_request_headers(delivery.record.headers))
+        except InvalidRequestError:
+            return self._outbox.default_reply(request_id)
+
+    def _reply(self, headers: RequestHeaders) -> Reply:
+        reply = reply_of(headers, self._outbox.default_reply(headers.request_id), self._limits)
+        return Reply(
+            topic=reply.topic, partition=reply.partition, start=self._ends.before(reply.topic, reply.partition)
+        )
+
+    def _stamped(
+        self, headers: RequestHeaders, request: GenerationRequest, origin: Origin, reply: Reply, deadline_ms: int
+    ) -> RoutedRequest:
+        key = f"{headers.tenant}/{request.session_id or headers.request_id}"
+        routed = stamp(
+            headers,
+            request,
+            origin=origin,
+            reply=reply,
+            route=self._book.stamp(key),
+            deadline_ms=deadline_ms,
+            now_ms=now_ms(),
+            traceparent=child_traceparent(headers.traceparent),
+        )
+        log.info("routed", colour=routed.route.generation, tenant=headers.tenant, session_id=request.session_id)
+        return routed
