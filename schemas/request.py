@@ -163,10 +163,17 @@ def _check_text(request: GenerationRequest) -> None:
         if request.messages[-1].role is not Role.USER or not request.messages[-1].content.strip():
             raise _refuse("messages", "the last one must come from the user and must not be empty")
     texts = [request.prompt or "", request.system or "", *(m.content for m in request.messages or ())]
-    num_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+    num_bytes = sum(_num_bytes(text) for text in texts)
     if num_bytes > MAX_PROMPT_BYTES:
         field = "prompt" if request.prompt is not None else "messages"
         raise _refuse(field, f"{num_bytes} bytes of text: at most {MAX_PROMPT_BYTES} are allowed")
+
+
+def _num_bytes(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:  # JSON escapes can make it, UTF-8 cannot
+        raise _refuse("prompt", "a lone surrogate is no text") from error
 
 
 def _check_numbers(request: GenerationRequest, max_tokens: int | None) -> None:

@@ -175,6 +175,10 @@ class GeaClient:
 
         return ChunkStream(request_id, open_, timeout_s)
 
+    def statistics(self) -> dict[str, int]:
+        """Return the counters of the shared reader; empty before the first request."""
+        return self._hub.statistics() if self._hub is not None else {}
+
     async def _submit(
         self, request: GenerationRequest, request_id: str, deadline_s: float, traceparent: str | None
     ) -> OpenStream:
@@ -192,6 +196,9 @@ class GeaClient:
 
     async def _follow(self, request_id: str) -> HubInbox:
         async with self._lock:
+            if self._hub is not None and not self._hub.is_running:
+                await self._hub.close()
+                self._hub = None
             if self._hub is None:
                 hub = StreamHub(self._broker, self._settings.tokens_topic)
                 await hub.start()

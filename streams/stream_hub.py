@@ -92,6 +92,11 @@ class StreamHub:
         """Return the number of partitions of the topic."""
         return len(self._positions)
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether records are handed out, or will be when the broker is back."""
+        return self._task is not None and not self._task.done()
+
     def statistics(self) -> dict[str, int]:
         """Return counters: records seen, inboxes dropped for being slow, reconnects, and inboxes now."""
         return {**self._counts, "inboxes": sum(len(inboxes) for inboxes in self._inboxes.values())}
@@ -100,7 +105,7 @@ class StreamHub:
         """Take every record of a request from now on. `start` of the inbox is where "now" is; close the inbox."""
         place = TopicPartition(self.topic, partition)
         start = self._positions.get(place)
-        if self._task is None or self._task.done() or start is None:
+        if not self.is_running or start is None:
             raise BrokerUnavailableError(f"{self.topic} is not being read")
         inbox = HubInbox(self, request_id.encode(), place, start, self._max_records)
         self._inboxes.setdefault(inbox.key, set()).add(inbox)
