@@ -1,0 +1,104 @@
+"""`python -m workers POOL`: one worker process of one pool and colour.
+
+Reads the environment once, waits for Kafka, loads, works until SIGTERM or SIGINT, drains. Exit code 0 after a drain,
+1 when the worker failed, 2 for a bad configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import structlog
+
+from schemas.errors import ConfigError, GeaError
+from schemas.worker import Pool
+from streams.settings import ConsumerLimits
+from streams.telemetry import configure_logging
+from workers.build import build_handler, preload
+from workers.connect import await_topics, consumer_limits, direct_limits, kafka_broker, start_producer
+from workers.outbox import Outbox
+from workers.runtime import Worker, default_worker_id
+from workers.settings import Settings, load_settings
+
+log = structlog.get_logger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one worker and return the exit code of its process."""
+    options = _parse(arguments)
+    pool, colour = Pool(options.pool), options.colour
+    worker_id = options.name or default_worker_id(pool, colour)
+    try:
+        settings = load_settings(options.config, os.environ)
+        configure_logging(settings.logging.level, pool=pool.value, colour=colour, worker_id=worker_id)
+        asyncio.run(_run(settings, pool, colour, worker_id))
+    except ConfigError as error:
+        sys.stderr.write(f"gea worker: {error.message}\n")
+        return 2
+    except Exception as error:
+        code = error.code if isinstance(error, GeaError) else "internal"
+        log.exception("worker_failed", code=code, reason=str(error))
+        return 1
+    return 0
+
+
+async def _run(settings: Settings, pool: Pool, colour: str, worker_id: str) -> None:
+    """Connect, build and work. A signal during the start ends it at once, later it drains the worker."""
+    stop = asyncio.Event()
+    main_task = asyncio.current_task()
+    worker: Worker | None = None
+
+    def on_signal() -> None:
+        if worker is not None and worker.ready.is_set():
+            stop.set()
+        elif main_task is not None:
+            main_task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    try:
+        async with AsyncExitStack() as stack:
+            broker = await stack.enter_async_context(kafka_broker(settings, client_id=worker_id))
+            loading = asyncio.create_task(asyncio.to_thread(preload, pool))
+            num_token_partitions = await await_topics(broker)
+            producer = await start_producer(broker)
+            stack.push_async_callback(producer.close)
+            await loading
+            outbox = Outbox(producer, worker_id=worker_id, num_token_partitions=num_token_partitions)
+            worker = Worker(
+                broker,
+                await build_handler(pool, settings, broker, outbox, stack, colour=colour),
+                outbox,
+                worker_id=worker_id,
+                colour=colour,
+                limits=_limits(settings, pool),
+                heartbeat_s=settings.worker.heartbeat_s,
+                drain_s=settings.worker.drain_s,
+            )
+            await worker.run(stop)
+    except asyncio.CancelledError:
+        log.info("stopped_before_ready")
+
+
+def _limits(settings: Settings, pool: Pool) -> ConsumerLimits:
+    return consumer_limits(settings) if pool in (Pool.INTENT, Pool.RETRIEVAL) else direct_limits(settings)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m workers", description="One worker process of one pool.")
+    parser.add_argument("pool", choices=[pool.value for pool in Pool])
+    parser.add_argument("--colour", default="blue", help="version of the pool (default: blue)")
+    parser.add_argument("--config", type=Path, default=None, help="YAML file, see ops/config/prod.yaml")
+    parser.add_argument("--name", default=None, help="stable name of this worker (default: from pool, host and pid)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Puts a pool's handler together from the settings: the only place that knows every stage."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from schemas.worker import Pool
+from streams.broker import Broker
+from streams.directory import Directory
+from streams.session import SessionLimits, SessionStore
+from streams.store import RedisStore
+from streams.topics import DOCUMENTS, TOKENS, pool_topic
+from workers.annotating import AnnotatingHandler
+from workers.connect import store_settings
+from workers.handler import Handler
+from workers.outbox import Outbox
+from workers.router.admission import DoorLimits
+from workers.router.stage import RouterHandler
+from workers.settings import Settings
+
+HEAVY_MODULES = {
+    Pool.ROUTER: (),
+    Pool.INTENT: ("workers.intent.stage",),
+    Pool.RETRIEVAL: ("workers.retrieval.stage",),
+    Pool.GENERATION: ("workers.generation.stage", "workers.generation.engine.local"),
+}
+
+
+def preload(pool: Pool) -> None:
+    """Import what a pool needs; takes seconds for torch, so it runs beside the wait for Kafka."""
+    for name in HEAVY_MODULES[pool]:
+        importlib.import_module(name)
+
+
+async def build_handler(
+    pool: Pool, settings: Settings, broker: Broker, outbox: Outbox, stack: AsyncExitStack, *, colour: str
+) -> Handler:
+    """Make the handler of a pool; what it holds open is closed by `stack`. Raises ConfigError."""
+    match pool:
+        case Pool.ROUTER:
+            return await _router(settings, broker, outbox, stack)
+        case Pool.INTENT:
+            return _intent(settings, outbox)
+        case Pool.RETRIEVAL:
+            return _retrieval(settings, broker, outbox)
+        case Pool.GENERATION:
+            return await _generation(settings, broker, outbox, stack, colour)
+
+
+async def _router(settings: Settings, broker: Broker, outbox: Outbox, stack: AsyncExitStack) -> Handler:
+    num_partitions = {TOKENS: outbox.num_token_partitions}
+    for topic in settings.router.reply_topics:
+        if not topic.startswith(f"{TOKENS}."):
+            raise ConfigError(f"router.reply_topics: {topic!r} is not allowed: names that begin with {TOKENS}.")
+        num_partitions[topic] = await broker.partitions(topic)
+        if not num_partitions[topic]:
+            raise ConfigError(f"router.reply_topics: there is no topic {topic!r}")
+    limits = DoorLimits(
+        max_length=settings.generation.max_length,
+        max_request_bytes=settings.router.max_request_bytes,
+        max_queue_depth=settings.router.max_queue_depth,
+        deadline_ms=int(settings.router.deadline_s * 1000),
+        max_deadline_ms=int(settings.router.max_deadline_s * 1000),
+        num_token_partitions=num_partitions,
+    )
+    return RouterHandler(broker, outbox, await _sessions(settings, stack), Directory(broker), limits=limits)
+
+
+def _intent(settings: Settings, outbox: Outbox) -> Handler:
+    from workers.intent.stage import IntentStage
+
+    stage = IntentStage(
+        encoder_folder=_path("intent.encoder", settings.intent.encoder),
+        head_folder=Path(settings.intent.head) if settings.intent.head else None,
+        intents=_path("intent.intents", settings.intent.intents),
+        threads=settings.resources.intent_service.cpu_limit,
+    )
+    return AnnotatingHandler(stage, outbox)
+
+
+def _retrieval(settings: Settings, broker: Broker, outbox: Outbox) -> Handler:
+    from workers.retrieval.stage import RetrievalStage
+
+    stage = RetrievalStage(
+        broker,
+        topic=DOCUMENTS,
+        encoder_folder=_path("retrieval.encoder", settings.retrieval.encoder),
+        num_passages=settings.retrieval.num_passages,
+        threads=settings.resources.retrieval_service.cpu_limit,
+    )
+    return AnnotatingHandler(stage, outbox)
+
+
+async def _generation(
+    settings: Settings, broker: Broker, outbox: Outbox, stack: AsyncExitStack, colour: str
+) -> Handler:
+    from workers.generation.assemble import build_generation
+
+    return build_generation(
+        settings,
+        broker,
+        outbox,
+        await _sessions(settings, stack),
+        model_folder=_path("generation.model", settings.generation.model),
+        templates=_path("generation.templates", settings.generation.templates),
+        topic=pool_topic(Pool.GENERATION, colour),
+    )
+
+
+async def _sessions(settings: Settings, stack: AsyncExitStack) -> SessionStore:
+    store = await stack.enter_async_context(RedisStore(store_settings(settings.redis)))
+    limits = SessionLimits(
+        turns_ttl_s=settings.session.ttl_s, pin_ttl_s=settings.session.ttl_s, marker_ttl_s=settings.router.marker_ttl_s
+    )
+    return SessionStore(store, limits)
+
+
+def _path(key: str, value: str | None) -> Path:
+    """Return a setting that `gea worker` fills in where the file leaves it open. Raises ConfigError."""
+    if value is None:
+        raise ConfigError(f"{key}: is not set; `gea worker` and `gea up` set it to what ships with GEA")
+    return Path(value)

@@ -1,0 +1,109 @@
+"""From settings to connections and limits: the only place that translates the configuration for `streams`."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from schemas.errors import UnavailableError
+from streams.broker import Broker, Producer
+from streams.kafka import KafkaBroker
+from streams.settings import BrokerSettings, ConsumerLimits, Protocol, Security, StoreSettings, Timeouts, Tls
+from streams.token_writer import WriterLimits
+from streams.topics import REQUESTS, TOKENS
+from workers.settings import KafkaSection, RedisSection, Settings
+
+RETRY_S = 0.3
+LOG_EVERY = 20
+
+log = structlog.get_logger(__name__)
+
+
+def broker_settings(kafka: KafkaSection, *, client_id: str = "gea") -> BrokerSettings:
+    """Return how to reach Kafka. Raises ConfigError."""
+    tls = Tls(ca_file=kafka.ssl_cafile, cert_file=kafka.ssl_certfile, key_file=kafka.ssl_keyfile)
+    security = Security(
+        protocol=Protocol(kafka.security_protocol.value),
+        mechanism=kafka.sasl_mechanism or Security().mechanism,
+        username=kafka.sasl_username,
+        password=kafka.sasl_password,
+        tls=tls,
+    )
+    return BrokerSettings(bootstrap=kafka.bootstrap, security=security, client_id=client_id)
+
+
+def timeouts(kafka: KafkaSection) -> Timeouts:
+    """Return the bounds of all waiting for Kafka. Raises ConfigError."""
+    return Timeouts(
+        request_ms=kafka.request_timeout_ms,
+        send_ms=kafka.request_timeout_ms + kafka.request_timeout_ms // 2,
+        session_ms=kafka.session_timeout_ms,
+        heartbeat_ms=kafka.heartbeat_interval_ms,
+        rebalance_ms=kafka.rebalance_timeout_ms,
+        max_poll_interval_ms=kafka.max_poll_interval_ms,
+    )
+
+
+def kafka_broker(settings: Settings, *, client_id: str = "gea") -> KafkaBroker:
+    """Make the broker of the configuration. Raises ConfigError."""
+    return KafkaBroker(broker_settings(settings.kafka, client_id=client_id), timeouts(settings.kafka))
+
+
+def store_settings(redis: RedisSection) -> StoreSettings:
+    """Return how to reach Redis. Raises ConfigError."""
+    tls = Tls(ca_file=redis.ssl_cafile, cert_file=redis.ssl_certfile, key_file=redis.ssl_keyfile)
+    return StoreSettings(url=redis.url, state_url=redis.state_url, timeout_ms=redis.timeout_ms, tls=tls)
+
+
+def consumer_limits(settings: Settings) -> ConsumerLimits:
+    """Return how an annotating pool takes its records: in batches."""
+    batching = settings.batching
+    return ConsumerLimits(
+        batch_size=batching.batch_size,
+        max_wait_ms=batching.max_wait_ms,
+        max_in_flight=batching.max_in_flight,
+        window=batching.window,
+    )
+
+
+def direct_limits(settings: Settings) -> ConsumerLimits:
+    """Return how router and generation take their records: at once, since they batch inside or not at all."""
+    batching = settings.batching
+    return ConsumerLimits(batch_size=1, max_wait_ms=0, max_in_flight=batching.max_in_flight, window=batching.window)
+
+
+def writer_limits(settings: Settings) -> WriterLimits:
+    """Return how tokens are grouped into records."""
+    stream = settings.stream
+    return WriterLimits(
+        max_tokens=stream.max_tokens_per_record,
+        max_delay_ms=stream.max_delay_ms,
+        send_ms=settings.kafka.request_timeout_ms * 2,
+    )
+
+
+async def await_topics(broker: Broker) -> int:
+    """Wait until the broker answers and the topics exist; return the partition count of the token topic."""
+    attempt = 0
+    while True:
+        try:
+            if await broker.partitions(REQUESTS) and (num_partitions := await broker.partitions(TOKENS)):
+                return num_partitions
+            reason = "there are no topics yet: `gea topics apply` makes them"
+        except UnavailableError as error:
+            reason = error.message
+        if attempt % LOG_EVERY == 0:
+            log.info("waiting_for_broker", broker=broker.name, reason=reason)
+        attempt += 1
+        await asyncio.sleep(RETRY_S)
+
+
+async def start_producer(broker: Broker) -> Producer:
+    """Make a producer, however long the broker stays away."""
+    while True:
+        try:
+            return await broker.producer()
+        except UnavailableError as error:
+            log.warning("producer_unavailable", reason=error.message)
+        await asyncio.sleep(RETRY_S)
