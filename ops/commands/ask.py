@@ -1,0 +1,214 @@
+"""Ask, chat, and ask again for an answer that is already in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TextIO
+from uuid import uuid4
+
+import typer
+
+from ops.commands.options import Config, Json, Kafka, StackName
+from ops.connection import find_connection
+from ops.errors import CommandError
+from ops.stack import DEFAULT_NAME
+from ops.terminal import Reporter, emit_json, run
+from schemas.request import GenerationRequest, Retrieval, Strategy
+
+if TYPE_CHECKING:
+    from ops.answering import Answered
+    from streams.answer import Chunk
+    from streams.client import GeaClient
+
+DEADLINE_S = 120.0
+
+Session = Annotated[str | None, typer.Option("--session", help="Remember the turns of this conversation.")]
+MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="At most so many tokens of answer.")]
+Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is greedy; up to 2.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The same seed draws the same answer.")]
+StrategyOption = Annotated[Strategy | None, typer.Option("--strategy", help="Instead of the router's choice.")]
+RetrievalOption = Annotated[Retrieval, typer.Option("--retrieval", help="Whether passages are looked up.")]
+Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which the request is given up.")]
+
+
+@dataclass(slots=True)
+class TextPrinter:
+    """Prints the chunks of choice 0 as they come; a withdrawn text is marked and printed anew."""
+
+    out: TextIO
+    is_at_line_start: bool = True
+
+    def __call__(self, chunk: Chunk) -> None:
+        if chunk.index != 0:
+            return
+        if chunk.is_reset or chunk.retracted:
+            self._write(
+                "\n[the text above is withdrawn]\n" if chunk.is_reset else f"\n[withdrawn: {chunk.retracted}]\n"
+            )
+        self._write(chunk.text)
+
+    def finish(self) -> None:
+        """End the line."""
+        if not self.is_at_line_start:
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            self.out.write(text)
+            self.out.flush()
+            self.is_at_line_start = text.endswith("\n")
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What you want to know; - reads it from stdin.")],
+    session: Session = None,
+    strategy: StrategyOption = None,
+    retrieval: RetrievalOption = Retrieval.AUTO,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    deadline: Deadline = DEADLINE_S,
+    kafka: Kafka = None,
+    config: Config = None,
+    name: StackName = DEFAULT_NAME,
+    as_json: Json = False,
+) -> None:
+    """Produce a request and print its answer as it comes."""
+    request = GenerationRequest(
+        prompt=sys.stdin.read() if question == "-" else question,
+        session_id=session,
+        strategy=strategy,
+        retrieval=retrieval,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    answered = run(_ask(request, deadline, kafka, config, name, as_json))
+    if as_json:
+        emit_json(answered.to_json())
+    else:
+        show_footer(answered)
+
+
+async def _ask(
+    request: GenerationRequest, deadline_s: float, kafka: str | None, config: Path | None, name: str, as_json: bool
+) -> Answered:
+    from ops import answering
+
+    async with open_client(kafka, config, name) as client:
+        printer = TextPrinter(sys.stderr if as_json else sys.stdout)
+        try:
+            return await answering.ask(client, request, on_chunk=printer, deadline_s=deadline_s)
+        finally:
+            printer.finish()
+
+
+def open_client(kafka: str | None, config: Path | None, name: str) -> GeaClient:
+    """Return a client for the stack or broker that the options name, not yet opened."""
+    from streams.client import GeaClient
+
+    connection = find_connection(kafka=kafka, config=config, name=name, environ=os.environ)
+    return GeaClient(connection.broker_settings("gea-ask"))
+
+
+def show_footer(answered: Answered) -> None:
+    """Tell people what stands behind an answer, on stderr."""
+    reporter = Reporter()
+    for citation in answered.end.citations:
+        reporter.note(f"[{citation.title or citation.passage_id}] {citation.passage_id}")
+    reporter.note(
+        f"{answered.end.strategy} · {answered.tokens} tokens · first after {answered.ttft_ms:.0f} ms · "
+        f"{answered.tokens_per_s:.1f} tokens/s · {answered.request_id}"
+    )
+
+
+def chat(
+    session: Session = None,
+    strategy: StrategyOption = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    kafka: Kafka = None,
+    config: Config = None,
+    name: StackName = DEFAULT_NAME,
+) -> None:
+    """Talk; the turns of the session are remembered. Ctrl-D ends."""
+    session = session or f"chat-{uuid4().hex[:12]}"
+    reporter = Reporter()
+    with asyncio.Runner() as runner:
+        client = open_client(kafka, config, name)
+        runner.run(client.__aenter__())
+        try:
+            reporter.note(f"session {session}; Ctrl-D ends, Ctrl-C stops an answer")
+            while (line := _read_line()) is not None:
+                if not line.strip():
+                    continue
+                request = GenerationRequest(
+                    prompt=line,
+                    session_id=session,
+                    strategy=strategy,
+                    max_tokens=max_tokens,
+                    temperature=temperature,
+                )
+                _take_turn(runner, client, request, reporter)
+        finally:
+            runner.run(client.__aexit__(None, None, None))
+
+
+def _read_line() -> str | None:
+    try:
+        if not sys.stdin.isatty():
+            return sys.stdin.readline() or None
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        return None
+
+
+def _take_turn(runner: asyncio.Runner, client: GeaClient, request: GenerationRequest, reporter: Reporter) -> None:
+    """One question and its answer; a failure is told, and the conversation goes on."""
+    from ops import answering
+    from schemas.errors import GeaError
+
+    printer = TextPrinter(sys.stdout)
+    try:
+        runner.run(answering.ask(client, request, on_chunk=printer, deadline_s=DEADLINE_S))
+    except KeyboardInterrupt:
+        reporter.note("stopped reading; the answer goes on in the log")
+    except (CommandError, GeaError) as error:
+        reporter.fail(str(error))
+    finally:
+        printer.finish()
+
+
+def replay(
+    request_id: Annotated[str, typer.Argument(help="Identity of the request, as `gea ask` shows it.")],
+    timeout: Annotated[
+        float, typer.Option("--timeout", help="Seconds to wait for an answer that has not ended.")
+    ] = 30.0,
+    kafka: Kafka = None,
+    config: Config = None,
+    name: StackName = DEFAULT_NAME,
+    as_json: Json = False,
+) -> None:
+    """Print an earlier answer again, read from the log."""
+    answered = run(_replay(request_id, timeout, kafka, config, name, as_json))
+    if as_json:
+        emit_json(answered.to_json())
+    else:
+        show_footer(answered)
+
+
+async def _replay(
+    request_id: str, timeout_s: float, kafka: str | None, config: Path | None, name: str, as_json: bool
+) -> Answered:
+    from ops import answering
+
+    async with open_client(kafka, config, name) as client:
+        printer = TextPrinter(sys.stderr if as_json else sys.stdout)
+        try:
+            return await answering.follow(client.replay(request_id, timeout_s=timeout_s), on_chunk=printer)
+        finally:
+            printer.finish()

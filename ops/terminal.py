@@ -1,0 +1,125 @@
+"""How commands speak: progress and errors on stderr, results on stdout, one JSON object as its last line if asked.
+
+Every command function is wrapped by `command`: a foreseeable failure becomes one clear line and a non-zero exit code,
+never a stack trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from ops.embedded.errors import EmbeddedError
+from ops.errors import CommandError
+from schemas.errors import GeaError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Reporter:
+    """Tells a person on stderr how far a command has come."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+
+    def step(self, name: str, text: str = "", seconds: float | None = None) -> None:
+        """One thing is done."""
+        took = f"[dim]{seconds:6.1f} s[/]" if seconds is not None else ""
+        self._console.print(f"[green]✓[/] {escape(name):<28} {escape(text):<34} {took}".rstrip())
+
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+        self._console.print(f"  [dim]{escape(text)}[/]")
+
+    def say(self, text: str) -> None:
+        """A plain line."""
+        self._console.print(escape(text))
+
+    def warn(self, text: str) -> None:
+        """Something is not as it should be, but the command goes on."""
+        self._console.print(f"[yellow]! {escape(text)}[/]")
+
+    def fail(self, text: str, details: tuple[str, ...] = ()) -> None:
+        """The command cannot go on."""
+        for line in details:
+            self._console.print(f"  [dim]{escape(line)}[/]")
+        self._console.print(f"[red]✗ {escape(text)}[/]")
+
+
+def emit_json(value: object) -> None:
+    """Print one JSON object as the last line of stdout."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def command(function: Callable[P, None]) -> Callable[P, None]:
+    """Wrap a command: our errors become one line (and a JSON object with `--json`) and an exit code."""
+
+    @functools.wraps(function)
+    def run_command(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+        except (CommandError, GeaError, EmbeddedError) as error:
+            fail(error, as_json=bool(kwargs.get("as_json")))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run_command
+
+
+def fail(error: CommandError | GeaError | EmbeddedError, *, as_json: bool) -> NoReturn:
+    """Show why a command failed and leave with its exit code."""
+    details = error.details if isinstance(error, CommandError) else ()
+    Reporter().fail(str(error), details)
+    if as_json:
+        code = getattr(error, "code", "failed")
+        emit_json({"error": {"code": code, "message": str(error)}})
+    raise typer.Exit(error.exit_code if isinstance(error, CommandError) else 1)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main`; the first SIGINT, SIGTERM or SIGHUP cancels it once, so that its clean-up runs undisturbed.
+
+    Raises KeyboardInterrupt if it was cancelled that way.
+    """
+
+    async def supervised() -> T:
+        task = asyncio.ensure_future(main)
+        loop = asyncio.get_running_loop()
+        is_stopping = False
+
+        def stop() -> None:
+            nonlocal is_stopping
+            if not is_stopping:
+                is_stopping = True
+                task.cancel()
+
+        for number in STOP_SIGNALS:
+            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+                loop.add_signal_handler(number, stop)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if is_stopping:
+                raise KeyboardInterrupt from None
+            raise
+
+    return asyncio.run(supervised())
+
+
+def is_interactive() -> bool:
+    """Return whether a person sits at both ends."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
