@@ -62,6 +62,7 @@ def unpack_map(raw: bytes | None, limits: Limits = DEFAULT_LIMITS) -> dict[str, 
             max_array_len=limits.items,
             max_map_len=limits.items,
             max_ext_len=0,
+            ext_hook=_refuse_extension,
         )
     except (ValueError, msgpack.UnpackException) as error:
         # ValueError covers bad UTF-8, extra bytes, sizes and nesting; UnpackException covers truncation.
@@ -69,6 +70,10 @@ def unpack_map(raw: bytes | None, limits: Limits = DEFAULT_LIMITS) -> dict[str, 
     if not isinstance(value, dict):
         raise DecodeError(f"expected a map, got {type(value).__name__}")
     return value
+
+
+def _refuse_extension(code: int, _: bytes) -> None:
+    raise ValueError(f"extension type {code} is not allowed")
 
 
 def convert(value: Mapping[str, Any], type_: type[T]) -> T:

@@ -6,7 +6,6 @@ deployment". Knows nothing of topics, models or sessions beyond their names.
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -114,7 +113,7 @@ class Range:
     above: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return math.isfinite(value) and (self.low < value if self.above else self.low <= value) and value <= self.high
+        return (self.low < value if self.above else self.low <= value) and value <= self.high  # never true for NaN
 
     def __str__(self) -> str:
         return f"{'above ' if self.above else ''}{self.low:g} to {self.high:g}"
@@ -196,8 +195,8 @@ def _check_lists(request: GenerationRequest) -> None:
     if len(bias) > MAX_LOGIT_BIAS:
         raise _refuse("logit_bias", f"at most {MAX_LOGIT_BIAS} tokens are allowed")
     for token_id, value in bias.items():
-        if not (token_id.isascii() and token_id.isdigit() and int(token_id) < 2**31):
-            raise _refuse("logit_bias", f"{token_id!r} is no token id: 0 to {2**31 - 1}")
+        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= 10 and int(token_id) < 2**31):
+            raise _refuse("logit_bias", f"{token_id[:20]!r} is no token id: 0 to {2**31 - 1}")
         if value not in LOGIT_BIAS_RANGE:
             raise _refuse("logit_bias", f"{value} is not allowed: {LOGIT_BIAS_RANGE}")
     if len(request.passages or ()) > MAX_PASSAGES:
