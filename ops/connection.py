@@ -17,11 +17,11 @@ import msgspec
 import ops
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME, StackState, running_stack
-from streams.settings import BrokerSettings, Protocol, Security, StoreSettings, Timeouts, Tls
 from workers.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from streams.broker import Broker
+    from streams.settings import BrokerSettings
 
 PACKAGE = Path(ops.__file__).resolve().parent
 DEV_CONFIG = PACKAGE / "config" / "dev.yaml"
@@ -43,11 +43,15 @@ class Connection:
 
     def broker(self, client_id: str = "gea-cli") -> Broker:
         """Return a broker, not yet opened."""
-        return make_broker(self.settings, client_id)
+        from workers.connect import kafka_broker  # with aiokafka, which `gea --help` need not load
+
+        return kafka_broker(self.settings, client_id=client_id)
 
     def broker_settings(self, client_id: str = "gea-cli") -> BrokerSettings:
         """Return how to reach Kafka, as `GeaClient` takes it."""
-        return broker_settings(self.settings, client_id)
+        from workers.connect import broker_settings
+
+        return broker_settings(self.settings.kafka, client_id=client_id)
 
 
 def find_connection(
@@ -74,45 +78,6 @@ def find_connection(
         redis=msgspec.structs.replace(settings.redis, url=redis_url),
     )
     return Connection(settings=settings, stack=stack)
-
-
-def make_broker(settings: Settings, client_id: str = "gea-cli") -> Broker:
-    """Return the broker that the settings name, not yet opened."""
-    from streams.kafka import KafkaBroker
-
-    return KafkaBroker(broker_settings(settings, client_id), timeouts(settings))
-
-
-def broker_settings(settings: Settings, client_id: str) -> BrokerSettings:
-    """Translate the configuration into what `streams` wants."""
-    kafka = settings.kafka
-    security = Security(
-        protocol=Protocol(kafka.security_protocol.value),
-        mechanism=kafka.sasl_mechanism or Security().mechanism,
-        username=kafka.sasl_username,
-        password=kafka.sasl_password,
-        tls=Tls(ca_file=kafka.ssl_cafile, cert_file=kafka.ssl_certfile, key_file=kafka.ssl_keyfile),
-    )
-    return BrokerSettings(bootstrap=kafka.bootstrap, security=security, client_id=client_id)
-
-
-def timeouts(settings: Settings) -> Timeouts:
-    """Translate the bounds of every wait for Kafka."""
-    kafka = settings.kafka
-    return Timeouts(
-        request_ms=kafka.request_timeout_ms,
-        session_ms=kafka.session_timeout_ms,
-        heartbeat_ms=kafka.heartbeat_interval_ms,
-        rebalance_ms=kafka.rebalance_timeout_ms,
-        max_poll_interval_ms=kafka.max_poll_interval_ms,
-    )
-
-
-def store_settings(settings: Settings) -> StoreSettings:
-    """Translate the address of Redis."""
-    redis = settings.redis
-    tls = Tls(ca_file=redis.ssl_cafile, cert_file=redis.ssl_certfile, key_file=redis.ssl_keyfile)
-    return StoreSettings(url=redis.url, state_url=redis.state_url, timeout_ms=redis.timeout_ms, tls=tls)
 
 
 def config_path(config: Path | None, environ: Mapping[str, str] | None = None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -18,8 +19,11 @@ from schemas.worker import Pool
 from workers.settings import Settings
 
 ROOT = Path(ops.__file__).resolve().parents[1]
+DEMO = ROOT / "ops" / "demo"
 LOG_TAIL_LINES = 12
 LOG_LINE_CHARS = 400
+MAX_LOG_LINES = 500  # looked at; a log may be long
+DULL_FIELDS = frozenset({"event", "level", "time", "pool", "colour", "worker_id", "logger", "exception"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +74,8 @@ def spawn_worker(launch: WorkerLaunch) -> Part:
     )
 
 
-async def model_environment(settings: Settings, say: Callable[[str], None]) -> dict[str, str]:
-    """Return the variables that name the models which come as packages, for settings that name none.
+async def default_environment(settings: Settings, say: Callable[[str], None]) -> dict[str, str]:
+    """Return the variables that name what ships with GEA, for settings that name none: models, intents, templates.
 
     The language model is converted first if it never was (about 30 s). Raises EmbeddedError.
     """
@@ -80,6 +84,10 @@ async def model_environment(settings: Settings, say: Callable[[str], None]) -> d
         encoder = str(encoder_folder())
         found |= {"GEA_INTENT_ENCODER": settings.intent.encoder or encoder}
         found |= {"GEA_RETRIEVAL_ENCODER": settings.retrieval.encoder or encoder}
+    if settings.intent.intents is None:
+        found["GEA_INTENT_INTENTS"] = str(DEMO / "intents.yaml")
+    if settings.generation.templates is None:
+        found["GEA_GENERATION_TEMPLATES"] = str(DEMO / "templates.yaml")
     if settings.generation.model is None:
         found["GEA_GENERATION_MODEL"] = str(await asyncio.to_thread(language_model_folder, say=say))
     return found
@@ -95,8 +103,21 @@ def worker_name(pool: Pool, number: int, *, stack: str, is_shared_broker: bool) 
 
 
 def log_tail(log: Path, num_lines: int = LOG_TAIL_LINES) -> tuple[str, ...]:
-    """Return the last lines of a log, each cut to a readable length."""
+    """Return the last lines of a log for people: our JSON events in short, repeated ones once."""
     if not log.exists():
         return ("(no output)",)
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return tuple(line[:LOG_LINE_CHARS] for line in lines[-num_lines:]) or ("(no output)",)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    lines = [_shorten(line) for line in text.splitlines()[-MAX_LOG_LINES:] if line.strip()]
+    distinct = [line for number, line in enumerate(lines) if line not in lines[:number]]
+    return tuple(line[:LOG_LINE_CHARS] for line in distinct[-num_lines:]) or ("(no output)",)
+
+
+def _shorten(line: str) -> str:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(event, dict) or "event" not in event:
+        return line
+    fields = (f"{key}={value}" for key, value in event.items() if key not in DULL_FIELDS)
+    return " ".join([str(event.get("level", "")), str(event["event"]), *fields])

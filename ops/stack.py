@@ -1,9 +1,9 @@
 """What runs on this machine under one name, as any later command can find it again.
 
 A stack is a folder: `stack.json` (who runs where), `logs/`, and the data of its servers. The state is written
-atomically before and after each part is started. Two things tell whose a process is: the pid with its creation time, so that a
-pid that was given to somebody else is never signalled, and the stack's id, which every process of the stack carries in
-its environment, so that a part whose start was cut short by SIGKILL is found too.
+atomically before and after each part is started. Two things tell whose a process is: the pid with its creation time,
+so that a pid that was given to somebody else is never signalled, and the stack's id, which every process of the stack
+carries in its environment, so that a part whose start was cut short by SIGKILL is found too.
 """
 
 from __future__ import annotations

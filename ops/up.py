@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from ops import readiness
-from ops.connection import make_broker
 from ops.down import stop_parts
 from ops.embedded import (
     EmbeddedKafka,
@@ -27,16 +26,17 @@ from ops.embedded import (
     ServerError,
     ServerHandle,
     choose_broker,
+    make_broker,
     process,
 )
-from ops.embedded import make_broker as make_embedded_broker
 from ops.errors import CommandError
 from ops.ingest import ingest
-from ops.launch import WorkerLaunch, model_environment, spawn_worker, worker_environment, worker_name
+from ops.launch import WorkerLaunch, default_environment, spawn_worker, worker_environment, worker_name
 from ops.stack import ID_VARIABLE, Part, Process, Role, StackFolder, StackState
 from ops.terminal import Reporter
 from schemas.worker import Pool, WorkerStatus
 from streams.topics import topic_specs
+from workers.connect import kafka_broker
 from workers.settings import Settings
 
 PORT_TRIES = 3
@@ -142,7 +142,7 @@ class _Start:
             group.create_task(self._start_broker())
             group.create_task(self._start_workers())
         workers = [part for part in self._state.parts if part.role is Role.WORKER]
-        async with make_broker(self._settings(), "gea-up") as broker:
+        async with kafka_broker(self._settings(), client_id="gea-up") as broker:
             await readiness.await_ready(broker, workers, self._report_ready, timeout_s=self._plan.ready_timeout_s)
 
     async def _start_broker(self) -> None:
@@ -150,7 +150,7 @@ class _Start:
             await self._start_kafka()
         began = time.monotonic()
         settings = self._settings()
-        async with make_broker(settings, "gea-up") as broker:
+        async with kafka_broker(settings, client_id="gea-up") as broker:
             specs = topic_specs(settings.kafka.partitions, settings.kafka.replication, (self._plan.colour,))
             created = await broker.create_topics(specs)
             self._reporter.step("topics", f"{len(created)} created of {len(specs)}", time.monotonic() - began)
@@ -163,7 +163,7 @@ class _Start:
         choice = choose_broker()
         if choice.is_fallback:
             self._reporter.warn(choice.reason)
-        server = make_embedded_broker(
+        server = make_broker(
             choice,
             self._folder.path / "kafka",
             port=int(self._state.bootstrap.rpartition(":")[2]),
@@ -193,7 +193,7 @@ class _Start:
         self._reporter.step(handle.name, handle.address, time.monotonic() - began)
 
     async def _start_workers(self) -> None:
-        models = await model_environment(self._plan.settings, self._reporter.note)
+        models = await default_environment(self._plan.settings, self._reporter.note)
         addresses = {ID_VARIABLE: self._state.id, "GEA_KAFKA_BOOTSTRAP": self._state.bootstrap}
         addresses |= {"GEA_REDIS_URL": self._state.redis_url, "GEA_REDIS_STATE_URL": "null"}
         # The slowest to load goes first.

@@ -10,7 +10,7 @@ import typer
 
 from ops.commands.options import Colour, Config, Kafka, StackName
 from ops.connection import BOOTSTRAP_VARIABLE, config_path
-from ops.launch import model_environment, worker_command, worker_environment
+from ops.launch import default_environment, worker_command, worker_environment
 from ops.stack import DEFAULT_NAME, running_stack
 from ops.terminal import Reporter
 from schemas.worker import Pool
@@ -34,7 +34,7 @@ def worker(
     path = config_path(config) if stack is None or not stack.config else config_path(None, {"GEA_CONFIG": stack.config})
     settings = load_settings(path, os.environ)
     reporter = Reporter()
-    overrides = asyncio.run(model_environment(settings, reporter.note))
+    overrides = asyncio.run(default_environment(settings, reporter.note))
     if stack is not None:
         # Without its id: a worker that a person starts is stopped by that person, not by `gea down`.
         overrides |= {
