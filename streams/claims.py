@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from schemas.errors import StreamGapError
 from schemas.tokens import Choice, End, Epoch, Kind, See, TokenLogprob, TokenRecord, Usage
+from streams.stream_text import ChoiceText, Run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,60 +65,12 @@ class StreamSeen:
 Event: TypeAlias = TextAppended | TextRetracted | StreamReset | StreamEnded | StreamSeen
 
 
-@dataclass(slots=True)
-class _Text:
-    """Text and tokens of one choice. `marks` maps each number of tokens where a record ended to its characters."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    marks: dict[int, int] = field(default_factory=lambda: {0: 0})
-
-    def append(self, record: TokenRecord) -> None:
-        self.text += record.text
-        self.token_ids.extend(record.token_ids)
-        self.logprobs.extend(record.logprobs or ())
-        self.mark()
-
-    def mark(self) -> None:
-        self.marks[len(self.token_ids)] = len(self.text)
-
-    def cut(self, num_tokens: int) -> _Text:
-        """Return a copy of the first `num_tokens` tokens."""
-        length = self.marks[num_tokens]
-        marks = {at: chars for at, chars in self.marks.items() if at <= num_tokens}
-        logprobs = self.logprobs[:num_tokens] if len(self.logprobs) == len(self.token_ids) else []
-        return _Text(self.text[:length], self.token_ids[:num_tokens], logprobs, marks)
-
-    def same_as(self, other: _Text) -> bool:
-        return self.text == other.text and self.token_ids == other.token_ids
-
-    def agrees_with(self, other: _Text) -> bool:
-        """Return whether one could be the beginning of the other."""
-        chars = min(len(self.text), len(other.text))
-        tokens = min(len(self.token_ids), len(other.token_ids))
-        return self.text[:chars] == other.text[:chars] and self.token_ids[:tokens] == other.token_ids[:tokens]
-
-
-@dataclass(slots=True)
-class _Run:
-    """What the owner of the current claim has written: per choice its text, and the tokenless records since a token."""
-
-    epoch: Epoch
-    owner: str
-    texts: dict[int, _Text] = field(default_factory=dict)
-    tokenless: dict[int, set[Kind]] = field(default_factory=dict)
-
-    def num_tokens(self) -> int:
-        return sum(len(text.token_ids) for text in self.texts.values())
-
-
 class StreamView:
     """The stream of one request as its log stands. Feed it every record of the request, in order."""
 
     def __init__(self) -> None:
-        self._run: _Run | None = None
-        self._visible: dict[int, _Text] = {}
+        self._run: Run | None = None
+        self._visible: dict[int, ChoiceText] = {}
         self.end: End | None = None
         self.claim_offset: int | None = None
         """Offset of the claim that counts now."""
@@ -182,7 +135,7 @@ class StreamView:
         if self.is_ended:
             return self._ignore()
         if record.claim is not None and (self._run is None or record.epoch > self._run.epoch):
-            self._run = _Run(record.epoch, record.owner)
+            self._run = Run(record.epoch, record.owner)
             self.claim_offset = offset
         run = self._run
         if run is None or record.epoch != run.epoch or record.owner != run.owner:
@@ -203,7 +156,7 @@ class StreamView:
         self.num_ignored += 1
         return ()
 
-    def _delta(self, run: _Run, record: TokenRecord) -> tuple[Event, ...]:
+    def _delta(self, run: Run, record: TokenRecord) -> tuple[Event, ...]:
         if not self._is_next(run, record):
             return self._ignore()
         text = self._start(run, record.index, record.seq)
@@ -211,7 +164,7 @@ class StreamView:
         self._count(run, record)
         return self._surface(record.index, text, record)
 
-    def _retract(self, run: _Run, record: TokenRecord) -> tuple[Event, ...]:
+    def _retract(self, run: Run, record: TokenRecord) -> tuple[Event, ...]:
         if not self._is_next(run, record):
             return self._ignore()
         text = self._start(run, record.index, record.seq)
@@ -224,17 +177,17 @@ class StreamView:
             return (TextRetracted(index=record.index, text=record.text),) if record.text else ()
         return self._surface(record.index, text, record)
 
-    def _reset(self, run: _Run, record: TokenRecord) -> tuple[Event, ...]:
+    def _reset(self, run: Run, record: TokenRecord) -> tuple[Event, ...]:
         if record.seq < run.num_tokens():
             return self._ignore()
         run.tokenless.clear()
         voided = [index for index, text in sorted(self._visible.items()) if text.text or text.token_ids]
         indexes = {0, *self._visible, *run.texts}
-        run.texts = {index: _Text() for index in indexes}
+        run.texts = {index: ChoiceText() for index in indexes}
         self._visible = {index: run.texts[index] for index in self._visible}
         return tuple(StreamReset(index=index) for index in voided)
 
-    def _end(self, run: _Run, record: TokenRecord) -> tuple[Event, ...]:
+    def _end(self, run: Run, record: TokenRecord) -> tuple[Event, ...]:
         assert record.end is not None
         texts = {index: self._whole(run, index, seq, sha256) for index, seq, sha256 in _claims_of(record)}
         events: list[Event] = []
@@ -243,7 +196,7 @@ class StreamView:
         self.end = record.end
         return (*events, StreamEnded(end=record.end))
 
-    def _is_next(self, run: _Run, record: TokenRecord) -> bool:
+    def _is_next(self, run: Run, record: TokenRecord) -> bool:
         """Return False for a repeat; raise StreamGapError if a record is missing before this one."""
         written = run.texts.get(record.index)
         if written is None:
@@ -255,12 +208,12 @@ class StreamView:
             return False
         return bool(record.token_ids) or record.kind not in run.tokenless.get(record.index, ())
 
-    def _start(self, run: _Run, index: int, seq: int) -> _Text:
+    def _start(self, run: Run, index: int, seq: int) -> ChoiceText:
         """Return the text that the run writes on; its first record joins it to what is visible."""
         if index not in run.texts:
             visible = self._visible.get(index)
             if visible is None and seq == 0:
-                run.texts[index] = self._visible[index] = _Text()
+                run.texts[index] = self._visible[index] = ChoiceText()
             elif visible is not None and seq == len(visible.token_ids):
                 run.texts[index] = visible
             elif visible is not None and seq in visible.marks:
@@ -270,13 +223,13 @@ class StreamView:
                 raise StreamGapError(f"choice {index}: the run starts at token {seq}, {seen} are known")
         return run.texts[index]
 
-    def _count(self, run: _Run, record: TokenRecord) -> None:
+    def _count(self, run: Run, record: TokenRecord) -> None:
         if record.token_ids:
             run.tokenless.pop(record.index, None)
         else:
             run.tokenless.setdefault(record.index, set()).add(record.kind)
 
-    def _surface(self, index: int, text: _Text, record: TokenRecord) -> tuple[Event, ...]:
+    def _surface(self, index: int, text: ChoiceText, record: TokenRecord) -> tuple[Event, ...]:
         visible = self._visible[index]
         if visible is text:
             return _appended(index, record.text, record.token_ids, record.logprobs)
@@ -289,7 +242,7 @@ class StreamView:
         self._visible[index] = text
         return _appended(index, text.text[len(visible.text) :], tuple(text.token_ids[num_seen:]), logprobs)
 
-    def _settle(self, index: int, text: _Text) -> tuple[Event, ...]:
+    def _settle(self, index: int, text: ChoiceText) -> tuple[Event, ...]:
         """Make `text` the visible one, by a reset where it differs."""
         visible = self._visible.get(index)
         self._visible[index] = text
@@ -298,9 +251,9 @@ class StreamView:
         logprobs = tuple(text.logprobs) if text.logprobs and len(text.logprobs) == len(text.token_ids) else None
         return (StreamReset(index=index), *_appended(index, text.text, tuple(text.token_ids), logprobs))
 
-    def _whole(self, run: _Run, index: int, num_tokens: int, sha256: str) -> _Text:
+    def _whole(self, run: Run, index: int, num_tokens: int, sha256: str) -> ChoiceText:
         """Return the text that an end speaks of, checked against its number of tokens and its hash."""
-        visible = self._visible.get(index) or _Text()
+        visible = self._visible.get(index) or ChoiceText()
         text = run.texts.get(index)
         if text is None:
             text = visible

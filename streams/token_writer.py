@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
@@ -36,6 +35,7 @@ from schemas.tokens import (
 from streams.broker import Producer, Record
 from streams.claims import StreamView
 from streams.settings import check_range
+from streams.stream_text import PendingChoice, check_text
 
 TOKEN_HEADERS: Headers = ((CE_TYPE, TOKEN_TYPE.encode()),)
 
@@ -57,30 +57,6 @@ class WriterLimits:
         check_range("writer.max_delay_ms", self.max_delay_ms, 0, 10_000)
         check_range("writer.max_pending_tokens", self.max_pending_tokens, self.max_tokens, 65_536)
         check_range("writer.send_ms", self.send_ms, 10, 120_000)
-
-
-@dataclass(slots=True)
-class _Choice:
-    """One choice: what is written (`num_tokens`, `digest`) and what waits."""
-
-    num_tokens: int = 0
-    digest: Any = field(default_factory=hashlib.sha256)
-    is_first_text_out: bool = False
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-
-    @property
-    def is_urgent(self) -> bool:
-        return bool(self.text and self.token_ids and not self.is_first_text_out)
-
-    def take(self) -> tuple[str, tuple[int, ...], tuple[TokenLogprob, ...] | None]:
-        taken = self.text, tuple(self.token_ids), tuple(self.logprobs) or None
-        self.digest.update(self.text.encode())
-        self.num_tokens += len(self.token_ids)
-        self.is_first_text_out = self.is_first_text_out or bool(self.text)
-        self.text, self.token_ids, self.logprobs = "", [], []
-        return taken
 
 
 class TokenWriter:
@@ -109,7 +85,7 @@ class TokenWriter:
         self._reply = reply
         self._claim: Claim | None = claim
         self._limits = limits
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, PendingChoice] = {}
         self._lock = asyncio.Lock()  # held while records are on their way
         self._pending = asyncio.Event()
         self._due = asyncio.Event()
@@ -134,7 +110,7 @@ class TokenWriter:
     def resume(self, view: StreamView) -> None:
         """Continue what `view` shows: the next tokens of each choice, and hashes over the whole text."""
         for index in view.indexes:
-            choice = self._choices[index] = _Choice(num_tokens=view.next_seq(index))
+            choice = self._choices[index] = PendingChoice(num_tokens=view.next_seq(index))
             choice.digest.update(view.text(index).encode())
             choice.is_first_text_out = bool(view.text(index))
 
@@ -156,7 +132,7 @@ class TokenWriter:
             self._room.clear()
             await self._room.wait()
             self._check_open()
-        choice = self._choices.setdefault(index, _Choice())
+        choice = self._choices.setdefault(index, PendingChoice())
         choice.text += text
         choice.token_ids.extend(token_ids)
         choice.logprobs.extend(logprobs or ())
@@ -167,7 +143,7 @@ class TokenWriter:
         self._check_open()
         async with self._lock:
             record = self._record(Kind.RESET, seq=self.num_tokens)
-            self._choices = {index: _Choice() for index in self._choices}
+            self._choices = {index: PendingChoice() for index in self._choices}
             await self._send(record)
 
     async def end(self, end: End) -> Record:
@@ -196,8 +172,8 @@ class TokenWriter:
     ) -> None:
         await self.close()
 
-    def _choice(self, index: int) -> _Choice:
-        return self._choices.get(index) or _Choice()
+    def _choice(self, index: int) -> PendingChoice:
+        return self._choices.get(index) or PendingChoice()
 
     def _num_pending(self) -> int:
         return sum(len(choice.token_ids) for choice in self._choices.values())
@@ -288,14 +264,6 @@ class TokenWriter:
 def new_owner() -> str:
     """Return a nonce for one run."""
     return uuid4().hex[:16]
-
-
-def check_text(text: str) -> None:
-    """Refuse text that cannot be UTF-8 (lone surrogates). Raises InternalError."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InternalError(f"text with a lone surrogate at character {error.start}") from error
 
 
 async def send_token(producer: Producer, reply: Reply, request_id: str, record: TokenRecord) -> Record:
