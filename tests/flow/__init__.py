@@ -1,0 +1,1 @@
+"""The whole path in memory: client, router, pools, token stream."""

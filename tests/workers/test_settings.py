@@ -1,0 +1,123 @@
+"""The configuration: every key is checked and named, variables lie over the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+import ops
+from schemas.errors import ConfigError
+from schemas.worker import Pool
+from workers.connect import broker_settings, consumer_limits, store_settings, timeouts
+from workers.settings import Settings, load_settings
+
+CONFIG = Path(ops.__file__).parent / "config"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "gea.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["prod.yaml", "dev.yaml"])
+def test_shipped_configuration_is_valid_for_every_client(name: str) -> None:
+    settings = load_settings(CONFIG / name, {})
+    assert timeouts(settings.kafka).request_ms <= 10_000
+    assert broker_settings(settings.kafka).bootstrap
+    assert store_settings(settings.redis).timeout_ms
+    assert consumer_limits(settings).batch_size == 8
+
+
+def test_production_has_the_values_of_the_reference() -> None:
+    settings = load_settings(CONFIG / "prod.yaml", {})
+    assert (settings.generation.max_length, settings.generation.temperature) == (512, 0.7)
+    assert (settings.generation.top_p, settings.generation.repetition_penalty) == (0.9, 1.2)
+    assert settings.cache.ttl_s == 300
+    assert [settings.resources.of(pool).replicas for pool in Pool] == [1, 2, 3, 4]
+    assert (settings.resources.intent_service.cpu_limit, settings.resources.intent_service.mem_limit) == (4, "8Gi")
+    assert (settings.resources.retrieval_service.gpu_count, settings.resources.retrieval_service.gpu_type) == (1, "a10")
+
+
+def test_production_file_shows_every_key() -> None:
+    shown = yaml.safe_load((CONFIG / "prod.yaml").read_text(encoding="utf-8"))
+    for section in msgspec.structs.fields(Settings):
+        assert isinstance(section.type, type)
+        keys = {field.name for field in msgspec.structs.fields(section.type)}
+        assert set(shown[section.name]) == keys, section.name
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("batchin: {}", "batchin"),
+        ("batching: {batch_sise: 4}", "batch_sise"),
+        ("batching: {batch_size: 0}", "batching.batch_size"),
+        ("batching: {batch_size: many}", "batching.batch_size"),
+        ("generation: {temperature: 2.5}", "generation.temperature"),
+        ("generation: {repetition_penalty: 0}", "generation.repetition_penalty"),
+        ("kafka: {request_timeout_ms: 20000}", "kafka.request_timeout_ms"),
+        ("resources: {intent_service: {mem_limit: 8GB}}", "resources.intent_service.mem_limit"),
+        ("logging: {level: loud}", "logging.level"),
+        ("kafka: [1]", "kafka"),
+        ("- 1", "map of sections"),
+        ("a: b: c", "not YAML"),
+    ],
+)
+def test_bad_file_stops_the_start_and_names_the_key(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
+        load_settings(write(tmp_path, text), {})
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.yaml"):
+        load_settings(tmp_path / "absent.yaml", {})
+
+
+def test_variables_lie_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "batching: {batch_size: 2, max_wait_ms: 7}")
+    environ = {
+        "GEA_BATCHING_BATCH_SIZE": "4",
+        "GEA_KAFKA_BOOTSTRAP": "broker:1234",
+        "GEA_RESOURCES_INTENT_SERVICE_CPU_LIMIT": "3",
+        "GEA_REDIS_STATE_URL": "redis://state:1/0",
+        "GEA_CACHE": "/somewhere",
+        "HOME": "/root",
+    }
+    settings = load_settings(path, environ)
+    assert (settings.batching.batch_size, settings.batching.max_wait_ms) == (4, 7)
+    assert settings.kafka.bootstrap == "broker:1234"
+    assert settings.resources.intent_service.cpu_limit == 3
+    assert settings.redis.state_url == "redis://state:1/0"
+
+
+@pytest.mark.parametrize("name", ["GEA_BATCHIN_BATCH_SIZE", "GEA_BATCHING_BATCH", "GEA_KAFKA_"])
+def test_variable_that_names_no_key_stops_the_start(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        load_settings(None, {name: "1"})
+
+
+def test_variable_with_a_bad_value_names_the_key() -> None:
+    with pytest.raises(ConfigError, match=r"batching\.batch_size"):
+        load_settings(None, {"GEA_BATCHING_BATCH_SIZE": "-1"})
+
+
+def test_password_in_no_repr_of_the_clients_settings() -> None:
+    environ = {
+        "GEA_KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
+        "GEA_KAFKA_SASL_MECHANISM": "SCRAM-SHA-512",
+        "GEA_KAFKA_SASL_USERNAME": "gea",
+        "GEA_KAFKA_SASL_PASSWORD": "hush-hush",
+        "GEA_KAFKA_SSL_CAFILE": "/etc/ca.pem",
+        "GEA_REDIS_URL": "rediss://user:hush-hush@redis:6379/0",
+        "GEA_REDIS_SSL_CAFILE": "/etc/redis-ca.pem",
+    }
+    settings = load_settings(None, environ)
+    broker, store = broker_settings(settings.kafka), store_settings(settings.redis)
+    assert (broker.security.password, broker.security.username) == ("hush-hush", "gea")
+    assert broker.security.tls.ca_file == "/etc/ca.pem"
+    assert (store.url, store.tls.ca_file) == ("rediss://user:hush-hush@redis:6379/0", "/etc/redis-ca.pem")
+    assert "hush" not in repr(broker) + repr(store)
