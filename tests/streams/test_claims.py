@@ -241,6 +241,13 @@ def test_reset_clears_all_choices_and_restarts_seq() -> None:
     assert shown(events) == {0: "x", 1: "y"}
 
 
+def test_a_late_repeat_of_a_reset_voids_nothing() -> None:
+    view = StreamView()
+    feed(view, delta(0, "ab", claim=True), reset(2), delta(0, "xyz"))
+    assert feed(view, reset(2), delta(0, "xyz")) == []
+    assert view.text() == "xyz"
+
+
 def test_a_run_may_begin_with_a_reset() -> None:
     view = StreamView()
     events = feed(view, delta(0, "ab", claim=True), claim(E2, "b"), reset(2, epoch=E2, owner="b"))
