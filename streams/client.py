@@ -67,9 +67,17 @@ class RequestOptions(TypedDict, total=False):
     explain: bool
 
 
+def _check_seconds(key: str, seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds <= 86_400:
+        raise ConfigError(f"{key}: {seconds} is not allowed: above 0 to 86400")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSettings:
-    """`deadline_s` is the default of a request; its end is awaited `grace_s` longer, so that a late refusal is seen.
+    """`timeout_s`: how long an end is awaited. `deadline_s`: how long GEA may work on a request; None: as GEA likes.
+
+    A request without an own deadline outlives our patience: its answer can be replayed. With one, its end is awaited
+    `grace_s` longer, so that a late refusal is seen.
 
     Sending and connecting are tried again for `connect_s`.
     """
@@ -77,14 +85,16 @@ class ClientSettings:
     tenant: str = "default"
     requests_topic: str = topics.REQUESTS
     tokens_topic: str = topics.TOKENS
-    deadline_s: float = 120.0
+    timeout_s: float = 120.0
+    deadline_s: float | None = None
     grace_s: float = 1.0
     connect_s: float = 15.0
 
     def __post_init__(self) -> None:
-        for key, low, high in (("deadline_s", 0.001, 86_400), ("grace_s", 0, 3_600), ("connect_s", 0.001, 3_600)):
+        for key, low, high in (("timeout_s", 0.001, 86_400), ("grace_s", 0, 3_600), ("connect_s", 0.001, 3_600)):
             if not low <= getattr(self, key) <= high:
                 raise ConfigError(f"client.{key}: {getattr(self, key)} is not allowed: {low} to {high}")
+        _check_seconds("client.deadline_s", self.deadline_s)
 
 
 class GeaClient:
@@ -123,6 +133,7 @@ class GeaClient:
         self,
         prompt: str | Sequence[Message] | GenerationRequest,
         *,
+        timeout_s: float | None = None,
         deadline_s: float | None = None,
         request_id: str | None = None,
         traceparent: str | None = None,
@@ -131,32 +142,44 @@ class GeaClient:
         """Ask for an answer and return its chunks; nothing is sent before the first is asked for.
 
         `prompt` may be a whole conversation or a prepared request (then without options). A `request_id` sent before
-        gives the same stream again. Raises InvalidRequestError at once for a request that would be refused.
+        gives the same stream again. `timeout_s` and `deadline_s`: see `ClientSettings`. Raises InvalidRequestError at
+        once for a request that would be refused.
         """
         request = _request(prompt, options)
         validate(request)
         id_ = uuid4().hex if request_id is None else request_id
         check_id("request_id", id_)
-        seconds = self._settings.deadline_s if deadline_s is None else deadline_s
-        if not 0 < seconds <= 86_400:
-            raise ConfigError(f"deadline_s: {seconds} is not allowed: above 0 to 86400")
+        _check_seconds("timeout_s", timeout_s)
+        _check_seconds("deadline_s", deadline_s)
+        deadline_s = self._settings.deadline_s if deadline_s is None else deadline_s
+        if timeout_s is None:
+            timeout_s = self._settings.timeout_s if deadline_s is None else deadline_s + self._settings.grace_s
+        connect_s = min(self._settings.connect_s, timeout_s)
 
         async def open_() -> OpenStream:
-            return await self._submit(request, id_, seconds, traceparent)
+            return await self._submit(request, id_, connect_s, deadline_s, traceparent)
 
-        return ChunkStream(id_, open_, seconds + self._settings.grace_s)
+        return ChunkStream(id_, open_, timeout_s)
 
     async def complete(
         self,
         prompt: str | Sequence[Message] | GenerationRequest,
         *,
+        timeout_s: float | None = None,
         deadline_s: float | None = None,
         request_id: str | None = None,
         traceparent: str | None = None,
         **options: Unpack[RequestOptions],
     ) -> Answer:
         """Ask and return the whole answer. Raises as `generate`, and RequestFailedError if the request failed."""
-        stream = self.generate(prompt, deadline_s=deadline_s, request_id=request_id, traceparent=traceparent, **options)
+        stream = self.generate(
+            prompt,
+            timeout_s=timeout_s,
+            deadline_s=deadline_s,
+            request_id=request_id,
+            traceparent=traceparent,
+            **options,
+        )
         async with stream:
             return await stream.answer()
 
@@ -180,14 +203,18 @@ class GeaClient:
         return self._hub.statistics() if self._hub is not None else {}
 
     async def _submit(
-        self, request: GenerationRequest, request_id: str, deadline_s: float, traceparent: str | None
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        connect_s: float,
+        deadline_s: float | None,
+        traceparent: str | None,
     ) -> OpenStream:
-        seconds = min(self._settings.connect_s, deadline_s)
-        deadline_ms = time.time_ns() // 1_000_000 + int(deadline_s * 1000)
-        inbox = await self._retry(lambda: self._follow(request_id), seconds)
+        deadline_ms = None if deadline_s is None else time.time_ns() // 1_000_000 + int(deadline_s * 1000)
+        inbox = await self._retry(lambda: self._follow(request_id), connect_s)
         headers = self._headers(request_id, inbox.place, deadline_ms, traceparent)
         try:
-            await self._retry(lambda: self._send(request, request_id, headers), seconds)
+            await self._retry(lambda: self._send(request, request_id, headers), connect_s)
         except BaseException:
             inbox.close()
             raise
@@ -244,13 +271,14 @@ class GeaClient:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
 
-    def _headers(self, request_id: str, place: TopicPartition, deadline_ms: int, traceparent: str | None) -> Headers:
+    def _headers(
+        self, request_id: str, place: TopicPartition, deadline_ms: int | None, traceparent: str | None
+    ) -> Headers:
         values = {
             envelope.REQUEST_ID: request_id,
             envelope.TENANT: self._settings.tenant,
             envelope.REPLY_TOPIC: place.topic,
             envelope.REPLY_PARTITION: str(place.partition),
-            envelope.DEADLINE_MS: str(deadline_ms),
             envelope.CONTENT_TYPE: envelope.MSGPACK,
             envelope.CE_TYPE: envelope.REQUEST_TYPE,
             envelope.CE_ID: request_id,
@@ -258,6 +286,8 @@ class GeaClient:
             envelope.CE_SPECVERSION: "1.0",
             envelope.CE_TIME: datetime.now(UTC).isoformat(),
         }
+        if deadline_ms is not None:
+            values[envelope.DEADLINE_MS] = str(deadline_ms)
         if traceparent is not None:
             values[envelope.TRACEPARENT] = traceparent
         return tuple((name, value.encode()) for name, value in values.items())

@@ -32,7 +32,7 @@ from streams.topics import REQUESTS, TOKENS
 from tests.streams.token_fakes import COMPLETED, broker_with_topics
 
 Respond = Callable[[Producer, Reply, str, GenerationRequest], Awaitable[None]]
-FAST = ClientSettings(deadline_s=5, connect_s=0.05, grace_s=0)
+FAST = ClientSettings(timeout_s=5, connect_s=0.05, grace_s=0)
 
 
 async def echo(producer: Producer, reply: Reply, request_id: str, request: GenerationRequest) -> None:
@@ -90,11 +90,13 @@ async def test_the_request_carries_what_the_door_asks_for() -> None:
     broker = await broker_with_topics()
     async with responder(broker), GeaClient(broker, FAST) as client:
         answer = await client.complete("hello", session_id="s-1", max_tokens=7, deadline_s=3, request_id="r-1")
-    (record,) = sent(broker)
+        await client.complete("no deadline of its own: GEA's counts", session_id="s-1")
+    record, _ = sent(broker)
     headers = parse_request_headers(record.headers)
     assert (headers.request_id, headers.tenant, headers.reply_topic) == ("r-1", "default", TOKENS)
     assert headers.reply_partition == murmur2_partition(b"r-1", 4) == answer.position.partition
     assert headers.deadline_ms is not None
+    assert parse_request_headers(sent(broker)[1].headers).deadline_ms is None
     assert record.key == b"s-1"
     assert unpack(record.value, GenerationRequest) == GenerationRequest(prompt="hello", session_id="s-1", max_tokens=7)
     assert (answer.text, answer.request_id) == ("hello ", "r-1")
@@ -119,6 +121,8 @@ async def test_a_field_out_of_range_is_refused_before_anything_is_sent(options: 
             client.generate("hello", request_id="no good")
         with pytest.raises(ConfigError):
             client.generate("hello", deadline_s=0)
+        with pytest.raises(ConfigError):
+            client.generate("hello", timeout_s=0)
     assert sent(broker) == []
 
 
@@ -147,7 +151,7 @@ async def test_without_workers_the_request_times_out_and_is_there_when_replayed_
     broker = await broker_with_topics()
     async with GeaClient(broker, FAST) as client:
         with pytest.raises(ResponseTimeoutError, match=r"replayed") as caught:
-            await client.complete("hello again", deadline_s=0.02)
+            await client.complete("hello again", timeout_s=0.02)
         async with responder(broker):
             answer = await client.replay(caught.value.request_id).answer()
         assert answer.text == "hello again "

@@ -67,10 +67,10 @@ async def answer_all(broker: KafkaBroker) -> None:
 
 
 async def test_generate_replay_and_time_out_on_real_kafka(broker: KafkaBroker) -> None:
-    settings = ClientSettings(deadline_s=20, grace_s=0)
+    settings = ClientSettings(timeout_s=20)
     async with GeaClient(broker, settings) as client:
         with pytest.raises(ResponseTimeoutError) as caught:
-            await client.complete("nobody is here", deadline_s=0.3)
+            await client.complete("nobody is here", timeout_s=0.3)
         responder = asyncio.create_task(answer_all(broker))
         try:
             late = await client.replay(caught.value.request_id, timeout_s=20).answer()
