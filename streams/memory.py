@@ -73,7 +73,8 @@ class MemoryBroker:
     async def reader(self, places: Mapping[TopicPartition, int | None]) -> MemoryReader:
         """Read partitions from offsets (None: from the end). The caller closes it."""
         self.check_up()
-        return MemoryReader(self, {p: self.log(p).end if offset is None else offset for p, offset in places.items()})
+        ends = {place: self.log(place).end for place in places}
+        return MemoryReader(self, {p: ends[p] if offset is None else offset for p, offset in places.items()})
 
     async def partitions(self, topic: str) -> int:
         """Return the number of partitions, 0 if there is no such topic."""

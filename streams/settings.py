@@ -100,8 +100,8 @@ class Timeouts:
     request_ms: int = 10_000
     send_ms: int = 15_000
     close_ms: int = 5_000
-    session_ms: int = 10_000
-    heartbeat_ms: int = 3_000
+    session_ms: int = 8_000  # below `request_ms`: a join waits that long for a member that died
+    heartbeat_ms: int = 2_000
     rebalance_ms: int = 30_000
     max_poll_interval_ms: int = 300_000
 

@@ -351,7 +351,7 @@ async def test_a_crash_of_the_polling_task_surfaces_from_batches() -> None:
         broker.notify()
         with pytest.raises(InternalError, match="broken log"):
             await anext(pool.batches())
-        del broker.check_up  # type: ignore[method-assign]
+        del broker.check_up
 
 
 async def test_lag_counts_what_is_not_committed() -> None:

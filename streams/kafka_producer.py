@@ -1,0 +1,123 @@
+"""A Kafka producer whose sends end in bounded time, and which is rebuilt when its client has died.
+
+Idempotence is off: an idempotent aiokafka producer can wait for ever for a broker that is gone (aiokafka#1101), and
+repeats are recognised by readers anyway. The order of one partition holds, because a batch is in flight alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaProducer
+
+from schemas.envelope import Headers
+from schemas.errors import BrokerUnavailableError, InvalidRequestError
+from streams.broker import Record
+from streams.kafka_client import client_options, stop_producer, translated
+from streams.routing import murmur2_partition
+from streams.settings import BrokerSettings, Timeouts
+
+log = structlog.get_logger(__name__)
+
+MAX_REQUEST_BYTES = 1_048_576  # one record; the topics allow a little more for Kafka's framing
+
+
+class KafkaProducer:
+    """Writes records. `start` must have been called; the caller closes it."""
+
+    def __init__(self, settings: BrokerSettings, timeouts: Timeouts) -> None:
+        self._settings = settings
+        self._timeouts = timeouts
+        self._client: Any = None
+        self._stuck: Any = None
+        self._is_closed = False
+        self._rebuilding = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Connect. Raises BrokerUnavailableError."""
+        client = AIOKafkaProducer(
+            **client_options(self._settings, self._timeouts),
+            acks="all",
+            enable_idempotence=False,
+            linger_ms=0,
+            max_request_size=MAX_REQUEST_BYTES,
+        )
+        try:
+            with translated("connect a producer"):
+                async with asyncio.timeout(self._timeouts.request_ms / 1000):
+                    await client.start()
+        except BaseException:
+            await stop_producer(client, self._timeouts.close_ms)
+            raise
+        self._client = client
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> Record:
+        """Append one record and wait for all replicas; see `streams.broker.Producer`."""
+        if value is None and key is None:
+            raise InvalidRequestError("a record needs a key or a value")
+        client = await self._live_client()
+        try:
+            with translated(f"send to {topic}"):
+                async with asyncio.timeout(self._timeouts.send_ms / 1000):
+                    place = await self._partition(client, topic, key, partition)
+                    future = await client.send(topic, value, key=key, partition=place, headers=list(headers))
+                    written = await future
+        except BrokerUnavailableError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                self._stuck = client  # its own limits have failed: the next send rebuilds it
+            raise
+        return Record(
+            topic=topic,
+            partition=written.partition,
+            offset=written.offset,
+            timestamp_ms=written.timestamp,
+            key=key,
+            value=value,
+            headers=tuple(headers),
+        )
+
+    async def close(self) -> None:
+        """Flush and close, in bounded time. Idempotent."""
+        self._is_closed = True
+        client, self._client = self._client, None
+        if client is not None:
+            await stop_producer(client, self._timeouts.close_ms)
+
+    async def _partition(self, client: Any, topic: str, key: bytes | None, partition: int | None) -> int | None:
+        known = await client.partitions_for(topic)
+        if partition is not None and partition not in known:
+            raise InvalidRequestError(f"partition: {topic} has no partition {partition}", field="partition")
+        if partition is None and key is not None:
+            return murmur2_partition(key, len(known))
+        return partition
+
+    async def _live_client(self) -> Any:
+        if self._is_closed:
+            raise BrokerUnavailableError("the producer is closed")
+        client = self._client
+        if client is None or client is self._stuck or client._sender.sender_task.done():
+            await self._rebuild(client)
+        if self._client is None:
+            raise BrokerUnavailableError("the producer could not be rebuilt")
+        return self._client
+
+    async def _rebuild(self, broken: Any) -> None:
+        """Replace a dead client. It is stopped first, so that none of its records comes after those of the next."""
+        async with self._rebuilding:
+            if self._is_closed or self._client is not broken:
+                return
+            log.warning("producer_rebuilt")
+            self._client = self._stuck = None
+            if broken is not None:
+                await stop_producer(broken, self._timeouts.close_ms)
+            await self.start()
