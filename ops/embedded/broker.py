@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ops.embedded.cache import cache_folder
 from ops.embedded.errors import MissingPrerequisiteError
 from ops.embedded.jars import find_java, find_maven, jars_folder
 from ops.embedded.kafka import EmbeddedKafka
@@ -49,7 +50,7 @@ def choose_broker(force: str | None = None, environ: Mapping[str, str] | None = 
         return _forced(named)
     try:
         java = find_java(environ)
-        if not jars_folder().exists():
+        if not jars_folder(cache_folder(environ)).exists():
             find_maven(environ)
     except MissingPrerequisiteError as missing:
         return KafkaChoice(

@@ -41,6 +41,7 @@ async def _exchange(port: int, request: bytes, read: _Reader) -> bytes:
                 return await read(reader)
             finally:
                 writer.close()
+                await writer.wait_closed()
     except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError):
         return b""
 
