@@ -16,7 +16,7 @@ import msgspec
 
 import ops
 from ops.errors import CommandError
-from ops.stack import DEFAULT_NAME, StackState, running_stack
+from ops.stack import DEFAULT_NAME, StackFolder, StackState, running_stack
 from workers.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -55,15 +55,20 @@ class Connection:
 
 
 def find_connection(
-    *, kafka: str | None = None, config: Path | None = None, name: str = DEFAULT_NAME, environ: Mapping[str, str]
+    *,
+    kafka: str | None = None,
+    config: Path | None = None,
+    name: str = DEFAULT_NAME,
+    environ: Mapping[str, str],
+    is_trusted: bool = False,
 ) -> Connection:
-    """Return where the command should connect.
+    """Return where the command should connect. `is_trusted`: a recorded stack counts without a look at its processes.
 
     Raises CommandError if neither an address is given nor a stack runs, ConfigError for a bad configuration.
     """
     config = config or (Path(environ[CONFIG_VARIABLE]) if environ.get(CONFIG_VARIABLE) else None)
     is_explicit = config is not None or BOOTSTRAP_VARIABLE in environ
-    stack = None if kafka or is_explicit else running_stack(name)
+    stack = None if kafka or is_explicit else _stack(name, is_trusted)
     if kafka is None and not is_explicit and stack is None:
         which = "No stack" if name == DEFAULT_NAME else f"No stack {name!r}"
         raise CommandError(f"{which} is running: start one with `gea up`, or name a broker with --kafka host:port")
@@ -78,6 +83,13 @@ def find_connection(
         redis=msgspec.structs.replace(settings.redis, url=redis_url),
     )
     return Connection(settings=settings, stack=stack)
+
+
+def _stack(name: str, is_trusted: bool) -> StackState | None:
+    if not is_trusted:
+        return running_stack(name)
+    state = StackFolder(name).load()
+    return state if state is not None and state.is_ready else None
 
 
 def config_path(config: Path | None, environ: Mapping[str, str] | None = None) -> Path:

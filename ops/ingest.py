@@ -15,13 +15,15 @@ import msgspec
 
 from ops.errors import CommandError
 from schemas.codec import pack, unpack
-from schemas.document import Document, validate_document
+from schemas.document import Document
 from schemas.envelope import CE_TYPE, CONTENT_TYPE, DOCUMENT_TYPE, MSGPACK
 from schemas.errors import DecodeError, InvalidRequestError
 from streams.broker import Broker, Producer, TopicPartition
 from streams.topics import DOCUMENTS
+from workers.retrieval.markdown import parse_markdown
 
 MAX_CONCURRENT_SENDS = 64
+SUFFIXES = (".md", ".markdown")
 HEADERS = ((CE_TYPE, DOCUMENT_TYPE.encode()), (CONTENT_TYPE, MSGPACK.encode()))
 
 OnPublished = Callable[[int, int], None]
@@ -78,22 +80,23 @@ async def ingest(
 
 
 def read_documents(paths: Sequence[Path], tenant: str) -> tuple[list[Document], list[Skipped]]:
-    """Read and check the documents; blocks. What cannot be published is returned with its reason."""
-    from workers.retrieval.markdown import read_markdown
+    """Read and check the documents; blocks. What cannot be published is returned with its reason.
 
+    Raises CommandError for a path that does not exist.
+    """
     documents: dict[str, Document] = {}
     skipped = []
-    for file in _markdown_files(paths):
+    for file, source in _markdown_files(paths).items():
         try:
-            found = [msgspec.structs.replace(each, tenant=tenant) for each in read_markdown(file)]
+            found = parse_markdown(file.read_text(encoding="utf-8"), source=source, tenant=tenant)
         except (InvalidRequestError, OSError, UnicodeDecodeError) as error:
             skipped.append(Skipped(what=str(file), why=str(error)))
             continue
         for document in found:
-            if why := _refusal(document, documents):
+            other = documents.setdefault(document.document_id, document)
+            if other is not document:
+                why = f"its id stands in {other.source} too"
                 skipped.append(Skipped(what=f"{file}: {document.document_id}", why=why))
-            else:
-                documents[document.document_id] = document
     return list(documents.values()), skipped
 
 
@@ -135,26 +138,18 @@ async def _publish(producer: Producer, documents: Sequence[Document], on_publish
             group.create_task(send(document))
 
 
-def _markdown_files(paths: Iterable[Path]) -> list[Path]:
-    files: dict[Path, None] = {}
+def _markdown_files(paths: Iterable[Path]) -> dict[Path, str]:
+    """Return the files in order, each with its name below the folder that was given."""
+    files: dict[Path, str] = {}
     for path in paths:
         if path.is_dir():
-            files |= dict.fromkeys(sorted(each for each in path.rglob("*.md") if each.is_file()))
+            found = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
+            files |= {each: each.relative_to(path).as_posix() for each in found}
         elif path.is_file():
-            files[path] = None
+            files[path] = path.name
         else:
             raise CommandError(f"{path}: there is no such file or folder")
-    return list(files)
-
-
-def _refusal(document: Document, earlier: dict[str, Document]) -> str | None:
-    if (other := earlier.get(document.document_id)) is not None:
-        return f"its id stands in {other.source or 'another file'} too"
-    try:
-        validate_document(document)
-    except InvalidRequestError as error:
-        return error.message
-    return None
+    return files
 
 
 def _content(document: Document) -> Document:

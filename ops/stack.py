@@ -17,9 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 
 import msgspec
-import psutil
 
-from ops.embedded import process
 from ops.errors import CommandError
 from schemas.worker import Pool
 
@@ -50,10 +48,14 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def current(cls) -> Process:
         """Return this process."""
+        import psutil
+
         return cls(pid=os.getpid(), created_at=psutil.Process().create_time())
 
     def is_running(self) -> bool:
         """Return whether the very process still runs."""
+        from ops.embedded import process  # with psutil: half of what a health check may take, where no stack is asked
+
         return process.find(self.pid, self.created_at) is not None
 
 
@@ -180,6 +182,8 @@ def running_stack(name: str = DEFAULT_NAME, base: Path | None = None) -> StackSt
 
 def find_strays(stack_id: str) -> list[Process]:
     """Return the running processes that carry the stack's id in their environment, but never this one."""
+    import psutil
+
     if not stack_id:
         return []
     found = []
