@@ -15,7 +15,8 @@ from rich.table import Table
 
 from ops.commands.options import Config, Json, Kafka, StackName
 from ops.commands.stack import KNOWLEDGE, make_plan
-from ops.connection import BOOTSTRAP_VARIABLE, CONFIG_VARIABLE, Connection, find_connection
+from ops.connection import BOOTSTRAP_VARIABLE, CONFIG_VARIABLE, PACKAGE, Connection, config_path, find_connection
+from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME, StackFolder, running_stack
 from ops.terminal import Reporter, command, emit_json, run
 
@@ -31,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 NAME_PREFIX = "test-"
+INTENTS = PACKAGE / "demo" / "intents.jsonl"
 
 
 class Split(StrEnum):
@@ -48,7 +50,7 @@ def e2e(
     ] = None,
     split: Annotated[Split | None, typer.Option("--split", help="Only this half of the questions.")] = None,
     at_once: Annotated[int, typer.Option("--at-once", min=1, max=64, help="Questions in flight.")] = 4,
-    deadline: Annotated[float, typer.Option("--deadline", min=1, help="Seconds for one question.")] = 300.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds to wait for one answer.")] = 300.0,
     dataset: Annotated[
         Path | None, typer.Option("--dataset", help="Other questions (JSONL).", exists=True, dir_okay=False)
     ] = None,
@@ -66,9 +68,9 @@ def e2e(
     is_named = kafka is not None or BOOTSTRAP_VARIABLE in os.environ or CONFIG_VARIABLE in os.environ
     if is_named or running_stack(name) is not None:
         connection = find_connection(kafka=kafka, config=config, name=name, environ=os.environ)
-        outcomes = run(_ask_all(connection, questions, at_once, deadline))
+        outcomes = run(_ask_all(connection, questions, at_once, timeout))
     else:
-        outcomes = run(_on_own_stack(questions, at_once, deadline, config))
+        outcomes = run(_on_own_stack(questions, at_once, timeout, config))
     if output is not None:
         measuring.write_outcomes(output, outcomes)
     numbers = measuring.measure_all(outcomes) | {"seconds": round(time.monotonic() - began, 1)}
@@ -79,7 +81,7 @@ def e2e(
 
 
 async def _on_own_stack(
-    questions: list[Question], at_once: int, deadline_s: float, config: Path | None
+    questions: list[Question], at_once: int, timeout_s: float, config: Path | None
 ) -> list[Outcome]:
     from ops.down import purge, stop_stack
     from ops.up import start_stack
@@ -90,13 +92,13 @@ async def _on_own_stack(
     try:
         state = await start_stack(folder, plan, reporter)
         connection = find_connection(kafka=state.bootstrap, config=plan.config, name=folder.name, environ=os.environ)
-        return await _ask_all(connection, questions, at_once, deadline_s)
+        return await _ask_all(connection, questions, at_once, timeout_s)
     finally:
         await stop_stack(folder, reporter, drain_s=5.0)
         purge(folder)
 
 
-async def _ask_all(connection: Connection, questions: list[Question], at_once: int, deadline_s: float) -> list[Outcome]:
+async def _ask_all(connection: Connection, questions: list[Question], at_once: int, timeout_s: float) -> list[Outcome]:
     from ops.e2e import ask_all
     from streams.client import GeaClient
 
@@ -110,7 +112,7 @@ async def _ask_all(connection: Connection, questions: list[Question], at_once: i
         reporter.note(f"{num_done}/{len(questions)} {outcome.question.id} {outcome.failure or marks}")
 
     async with GeaClient(connection.broker_settings("gea-test")) as client:
-        return await ask_all(client, questions, num_at_once=at_once, deadline_s=deadline_s, on_done=show)
+        return await ask_all(client, questions, num_at_once=at_once, timeout_s=timeout_s, on_done=show)
 
 
 def _show(numbers: dict[str, Any], console: Console) -> None:
@@ -145,7 +147,49 @@ def _exit(numbers: dict[str, Any]) -> None:
         raise typer.Exit(1)
 
 
+def intent(
+    dataset: Annotated[
+        Path,
+        typer.Option("--dataset", help="Texts with their intents (JSONL, JSON or CSV).", exists=True, dir_okay=False),
+    ] = INTENTS,
+    split: Annotated[str, typer.Option("--split", help="Rows of this split are measured.")] = "test",
+    min_accuracy: Annotated[float, typer.Option("--min-accuracy", min=0, max=1, help="Fail below it.")] = 0.0,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Classify texts with known intents, without Kafka, and report how often that is right."""
+    from ops.embedded import encoder_folder
+    from workers.settings import load_settings
+
+    settings = load_settings(config_path(config), os.environ)
+    folder = Path(settings.intent.encoder) if settings.intent.encoder else encoder_folder()
+    numbers, shown = _classify(dataset, split, folder, Path(settings.intent.head) if settings.intent.head else None)
+    Console(stderr=as_json, highlight=False).print(shown)
+    if as_json:
+        emit_json(numbers | {"dataset": str(dataset), "split": split})
+    if numbers["accuracy"] < min_accuracy:
+        raise CommandError(f"accuracy {numbers['accuracy']} is below {min_accuracy}", code="below_threshold")
+
+
+def _classify(dataset: Path, split: str, encoder_path: Path, head: Path | None) -> tuple[dict[str, Any], str]:
+    from workers.encoder import Encoder  # with torch
+    from workers.intent.classifier import IntentClassifier
+    from workers.intent.dataset import load_rows
+    from workers.intent.evaluate import evaluate, render
+
+    rows = [row for row in load_rows(dataset) if row.split == split]
+    if not rows:
+        raise CommandError(f"{dataset} has no rows of split {split!r}")
+    encoder = Encoder(encoder_path)
+    try:
+        numbers = evaluate(rows, IntentClassifier.load(encoder, head))
+    finally:
+        encoder.close()
+    return numbers, render(numbers)
+
+
 app.command()(command(e2e))
+app.command()(command(intent))
 
 
 @app.callback()

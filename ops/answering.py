@@ -65,12 +65,19 @@ class Answered:
         }
 
 
-async def ask(client: GeaClient, request: GenerationRequest, *, on_chunk: OnChunk, deadline_s: float) -> Answered:
-    """Produce a request and follow it to its end.
+async def ask(
+    client: GeaClient,
+    request: GenerationRequest,
+    *,
+    on_chunk: OnChunk,
+    timeout_s: float,
+    deadline_s: float | None = None,
+) -> Answered:
+    """Produce a request and follow it to its end. After `timeout_s` we stop waiting, after `deadline_s` GEA gives up.
 
     Raises CommandError for a request that failed, GeaError when no end came or Kafka is away.
     """
-    return await follow(client.generate(request, deadline_s=deadline_s), on_chunk=on_chunk)
+    return await follow(client.generate(request, timeout_s=timeout_s, deadline_s=deadline_s), on_chunk=on_chunk)
 
 
 async def follow(stream: ChunkStream, *, on_chunk: OnChunk) -> Answered:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ops.answering import Answered, ask
-from ops.commands.ask import DEADLINE_S, TextPrinter
+from ops.commands.ask import TIMEOUT_S, TextPrinter
 from ops.commands.stack import KNOWLEDGE, make_plan
 from ops.connection import find_connection
 from ops.down import purge, stop_stack
@@ -87,7 +87,7 @@ async def _ask(state: StackState, request: GenerationRequest, as_json: bool) -> 
     connection = find_connection(kafka=state.bootstrap, name=state.name, environ=os.environ)
     async with GeaClient(connection.broker_settings("gea-demo")) as client:
         try:
-            return await ask(client, request, on_chunk=printer, deadline_s=DEADLINE_S)
+            return await ask(client, request, on_chunk=printer, timeout_s=TIMEOUT_S)
         finally:
             printer.finish()
 

@@ -96,7 +96,7 @@ async def ask_all(
     questions: Sequence[Question],
     *,
     num_at_once: int,
-    deadline_s: float,
+    timeout_s: float,
     on_done: Callable[[Outcome], None],
 ) -> list[Outcome]:
     """Ask every question, several at once, and return what became of each, in their order."""
@@ -104,7 +104,7 @@ async def ask_all(
 
     async def one(question: Question) -> Outcome:
         async with slots:
-            outcome = await _ask(client, question, deadline_s)
+            outcome = await _ask(client, question, timeout_s)
         on_done(outcome)
         return outcome
 
@@ -113,10 +113,10 @@ async def ask_all(
     return [task.result() for task in tasks]
 
 
-async def _ask(client: GeaClient, question: Question, deadline_s: float) -> Outcome:
+async def _ask(client: GeaClient, question: Question, timeout_s: float) -> Outcome:
     request = GenerationRequest(prompt=question.question, seed=SEED)
     try:
-        answered = await ask(client, request, on_chunk=lambda _: None, deadline_s=deadline_s)
+        answered = await ask(client, request, on_chunk=lambda _: None, timeout_s=timeout_s)
     except CommandError as error:  # the request ended as failed
         return Outcome(question=question, has_ended=True, failure=error.message)
     except GeaError as error:

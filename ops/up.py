@@ -35,7 +35,7 @@ from ops.launch import WorkerLaunch, default_environment, spawn_worker, worker_e
 from ops.stack import ID_VARIABLE, Part, Process, Role, StackFolder, StackState
 from ops.terminal import Reporter
 from schemas.worker import Pool, WorkerStatus
-from streams.topics import topic_specs
+from streams.topics import DOCUMENTS, topic_specs
 from workers.connect import kafka_broker
 from workers.settings import Settings
 
@@ -107,6 +107,7 @@ class _Start:
     def __init__(self, folder: StackFolder, plan: Plan, reporter: Reporter) -> None:
         self._folder, self._plan, self._reporter = folder, plan, reporter
         self._began = time.monotonic()
+        self._published = asyncio.Event()
         self._state = StackState(
             id=secrets.token_hex(16),
             name=folder.name,
@@ -152,12 +153,16 @@ class _Start:
         settings = self._settings()
         async with kafka_broker(settings, client_id="gea-up") as broker:
             specs = topic_specs(settings.kafka.partitions, settings.kafka.replication, (self._plan.colour,))
-            created = await broker.create_topics(specs)
-            self._reporter.step("topics", f"{len(created)} created of {len(specs)}", time.monotonic() - began)
+            # Workers begin when the topics of the request path exist: by then the knowledge stands in its own, so that
+            # a retrieval worker that says it is ready has read it.
+            created = list(await broker.create_topics([spec for spec in specs if spec.name == DOCUMENTS]))
             if self._plan.documents:
-                began = time.monotonic()
                 report = await ingest(broker, self._plan.documents)
                 self._reporter.step("knowledge", report.summary(), time.monotonic() - began)
+            self._published.set()
+            began = time.monotonic()
+            created += await broker.create_topics(specs)
+            self._reporter.step("topics", f"{len(created)} created of {len(specs)}", time.monotonic() - began)
 
     async def _start_kafka(self) -> None:
         choice = choose_broker()
@@ -197,7 +202,9 @@ class _Start:
         addresses = {ID_VARIABLE: self._state.id, "GEA_KAFKA_BOOTSTRAP": self._state.bootstrap}
         addresses |= {"GEA_REDIS_URL": self._state.redis_url, "GEA_REDIS_STATE_URL": "null"}
         # The slowest to load goes first.
-        for pool in (Pool.GENERATION, Pool.RETRIEVAL, Pool.INTENT, Pool.ROUTER):
+        for pool in (Pool.GENERATION, Pool.INTENT, Pool.ROUTER, Pool.RETRIEVAL):
+            if pool is Pool.RETRIEVAL and self._plan.kafka is not None:
+                await self._published.wait()  # on a broker that has run before, the topics may exist already
             environ = worker_environment(pool, self._plan.settings, models | addresses)
             for number in range(1, self._plan.num_workers(pool) + 1):
                 is_shared = self._plan.kafka is not None

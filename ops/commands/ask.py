@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from streams.answer import Chunk
     from streams.client import GeaClient
 
-DEADLINE_S = 120.0
+TIMEOUT_S = 120.0
 
 Session = Annotated[str | None, typer.Option("--session", help="Remember the turns of this conversation.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="At most so many tokens of answer.")]
@@ -32,7 +32,8 @@ Temperature = Annotated[float | None, typer.Option("--temperature", help="0 is g
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed draws the same answer.")]
 StrategyOption = Annotated[Strategy | None, typer.Option("--strategy", help="Instead of the router's choice.")]
 RetrievalOption = Annotated[Retrieval, typer.Option("--retrieval", help="Whether passages are looked up.")]
-Deadline = Annotated[float, typer.Option("--deadline", help="Seconds after which the request is given up.")]
+Timeout = Annotated[float, typer.Option("--timeout", help="Seconds to wait; a later answer can be replayed.")]
+Deadline = Annotated[float | None, typer.Option("--deadline", help="Seconds after which GEA gives the request up.")]
 
 
 @dataclass(slots=True)
@@ -71,7 +72,8 @@ def ask(
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     seed: Seed = None,
-    deadline: Deadline = DEADLINE_S,
+    timeout: Timeout = TIMEOUT_S,
+    deadline: Deadline = None,
     kafka: Kafka = None,
     config: Config = None,
     name: StackName = DEFAULT_NAME,
@@ -87,7 +89,7 @@ def ask(
         temperature=temperature,
         seed=seed,
     )
-    answered = run(_ask(request, deadline, kafka, config, name, as_json))
+    answered = run(_ask(request, timeout, deadline, kafka, config, name, as_json))
     if as_json:
         emit_json(answered.to_json())
     else:
@@ -95,14 +97,20 @@ def ask(
 
 
 async def _ask(
-    request: GenerationRequest, deadline_s: float, kafka: str | None, config: Path | None, name: str, as_json: bool
+    request: GenerationRequest,
+    timeout_s: float,
+    deadline_s: float | None,
+    kafka: str | None,
+    config: Path | None,
+    name: str,
+    as_json: bool,
 ) -> Answered:
     from ops import answering
 
     async with open_client(kafka, config, name) as client:
         printer = TextPrinter(sys.stderr if as_json else sys.stdout)
         try:
-            return await answering.ask(client, request, on_chunk=printer, deadline_s=deadline_s)
+            return await answering.ask(client, request, on_chunk=printer, timeout_s=timeout_s, deadline_s=deadline_s)
         finally:
             printer.finish()
 
@@ -174,7 +182,7 @@ def _take_turn(runner: asyncio.Runner, client: GeaClient, request: GenerationReq
 
     printer = TextPrinter(sys.stdout)
     try:
-        runner.run(answering.ask(client, request, on_chunk=printer, deadline_s=DEADLINE_S))
+        runner.run(answering.ask(client, request, on_chunk=printer, timeout_s=TIMEOUT_S))
     except KeyboardInterrupt:
         reporter.note("stopped reading; the answer goes on in the log")
     except (CommandError, GeaError) as error:

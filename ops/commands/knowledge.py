@@ -72,9 +72,9 @@ def train_intent(
 
     settings = load_settings(config_path(config), os.environ)
     encoder = Path(settings.intent.encoder) if settings.intent.encoder else encoder_folder()
-    from workers.intent import train as training  # imports torch
+    from workers.intent.train import run as run_training  # with torch
 
-    result = training.run(dataset, output, encoder)
+    result = run_training(dataset, output, encoder)
     Reporter().step("intent head", str(output))
     if as_json:
         emit_json(result)
