@@ -26,14 +26,10 @@ def setuptools_table() -> dict[str, Any]:
     return table
 
 
-def tracked() -> list[str]:
-    answer = subprocess.run(
-        ["git", "ls-files", "schemas", "streams", "workers", "ops"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def tracked(*more: str) -> list[str]:
+    """Return the files of our packages that git knows and that exist; `more` are options and names for git."""
+    command = ["git", "ls-files", "--cached", "schemas", "streams", "workers", "ops", *more]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if answer.returncode:
         pytest.skip("not a git checkout")
     return [name for name in answer.stdout.splitlines() if (ROOT / name).exists()]
