@@ -230,7 +230,7 @@ class StreamView:
             run.tokenless.setdefault(record.index, set()).add(record.kind)
 
     def _surface(self, index: int, text: ChoiceText, record: TokenRecord) -> tuple[Event, ...]:
-        visible = self._visible[index]
+        visible = self._visible.setdefault(index, text)  # a reset may have been the first record
         if visible is text:
             return _appended(index, record.text, record.token_ids, record.logprobs)
         if not text.agrees_with(visible):

@@ -255,6 +255,13 @@ def test_a_run_may_begin_with_a_reset() -> None:
     assert feed(view, delta(0, "x", epoch=E2, owner="b")) == [TextAppended(index=0, text="x", token_ids=(120,))]
 
 
+def test_a_reset_before_any_text_does_no_harm() -> None:
+    view = StreamView()
+    events = feed(view, claim(E1, "a"), reset(0), delta(0, "x"), end(1, "x"))
+    assert events[0] == TextAppended(index=0, text="x", token_ids=(120,))
+    assert view.is_ended
+
+
 def test_retract_withdraws_text_and_keeps_the_count() -> None:
     view = StreamView()
     take_back = TokenRecord(kind=Kind.RETRACT, epoch=E1, owner="a", seq=4, text="cd")
