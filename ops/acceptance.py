@@ -13,9 +13,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ops.commands import measures
 from ops.commands.options import Config, Json, Kafka, StackName
 from ops.commands.stack import KNOWLEDGE, make_plan
-from ops.connection import BOOTSTRAP_VARIABLE, CONFIG_VARIABLE, PACKAGE, Connection, config_path, find_connection
+from ops.connection import BOOTSTRAP_VARIABLE, CONFIG_VARIABLE, Connection, find_connection
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME, StackFolder, running_stack
 from ops.terminal import Reporter, command, emit_json, run
@@ -32,7 +33,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 NAME_PREFIX = "test-"
-INTENTS = PACKAGE / "demo" / "intents.jsonl"
 
 
 class Split(StrEnum):
@@ -75,9 +75,10 @@ def e2e(
         measuring.write_outcomes(output, outcomes)
     numbers = measuring.measure_all(outcomes) | {"seconds": round(time.monotonic() - began, 1)}
     _show(numbers, Console(stderr=as_json))
+    if numbers["misses"]:
+        raise CommandError("; ".join(numbers["misses"]), code="below_threshold", report=numbers)
     if as_json:
         emit_json(numbers)
-    _exit(numbers)
 
 
 async def _on_own_stack(
@@ -140,56 +141,9 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
-def _exit(numbers: dict[str, Any]) -> None:
-    for miss in numbers["misses"]:
-        Reporter().fail(miss)
-    if numbers["misses"]:
-        raise typer.Exit(1)
-
-
-def intent(
-    dataset: Annotated[
-        Path,
-        typer.Option("--dataset", help="Texts with their intents (JSONL, JSON or CSV).", exists=True, dir_okay=False),
-    ] = INTENTS,
-    split: Annotated[str, typer.Option("--split", help="Rows of this split are measured.")] = "test",
-    min_accuracy: Annotated[float, typer.Option("--min-accuracy", min=0, max=1, help="Fail below it.")] = 0.0,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Classify texts with known intents, without Kafka, and report how often that is right."""
-    from ops.embedded import encoder_folder
-    from workers.settings import load_settings
-
-    settings = load_settings(config_path(config), os.environ)
-    folder = Path(settings.intent.encoder) if settings.intent.encoder else encoder_folder()
-    numbers, shown = _classify(dataset, split, folder, Path(settings.intent.head) if settings.intent.head else None)
-    Console(stderr=as_json, highlight=False).print(shown)
-    if as_json:
-        emit_json(numbers | {"dataset": str(dataset), "split": split})
-    if numbers["accuracy"] < min_accuracy:
-        raise CommandError(f"accuracy {numbers['accuracy']} is below {min_accuracy}", code="below_threshold")
-
-
-def _classify(dataset: Path, split: str, encoder_path: Path, head: Path | None) -> tuple[dict[str, Any], str]:
-    from workers.encoder import Encoder  # with torch
-    from workers.intent.classifier import IntentClassifier
-    from workers.intent.dataset import load_rows
-    from workers.intent.evaluate import evaluate, render
-
-    rows = [row for row in load_rows(dataset) if row.split == split]
-    if not rows:
-        raise CommandError(f"{dataset} has no rows of split {split!r}")
-    encoder = Encoder(encoder_path)
-    try:
-        numbers = evaluate(rows, IntentClassifier.load(encoder, head))
-    finally:
-        encoder.close()
-    return numbers, render(numbers)
-
-
 app.command()(command(e2e))
-app.command()(command(intent))
+app.command()(command(measures.intent))
+app.command()(command(measures.retrieval))
 
 
 @app.callback()

@@ -55,8 +55,8 @@ class Outcome:
 
     @property
     def is_hit(self) -> bool:
-        """Whether the right passage was found."""
-        return self.question.passage_id in self.passage_ids
+        """Whether the right passage was found, or a part of it (`id#2`)."""
+        return self.question.passage_id in {each.partition("#")[0] for each in self.passage_ids}
 
     @property
     def has_fact(self) -> bool:

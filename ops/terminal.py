@@ -85,8 +85,8 @@ def fail(error: CommandError | GeaError | EmbeddedError, *, as_json: bool) -> No
     details = error.details if isinstance(error, CommandError) else ()
     Reporter().fail(str(error), details)
     if as_json:
-        code = getattr(error, "code", "failed")
-        emit_json({"error": {"code": code, "message": str(error)}})
+        report = error.report if isinstance(error, CommandError) else {}
+        emit_json(report | {"error": {"code": getattr(error, "code", "failed"), "message": str(error)}})
     raise typer.Exit(error.exit_code if isinstance(error, CommandError) else 1)
 
 

@@ -35,10 +35,10 @@ def ingest(
     for each in report.skipped:
         reporter.warn(f"skipped {each.what}: {each.why}")
     reporter.step("knowledge", report.summary())
+    if not report.published and not report.unchanged:
+        raise CommandError("nothing was published", report=report.to_json())
     if as_json:
         emit_json(report.to_json())
-    if not report.published and not report.unchanged:
-        raise CommandError("nothing was published")
 
 
 async def _ingest(connection: Connection, paths: list[Path], tenant: str) -> Report:

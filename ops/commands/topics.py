@@ -50,16 +50,18 @@ def show(
     """Show which topics exist, and how many partitions they have and should have."""
     connection = find_connection(kafka=kafka, config=config, name=name, environ=os.environ)
     rows = run(_show(connection, _specs(connection, colours)))
-    if as_json:
-        emit_json({"topics": rows})
-    else:
+    missing = [row["name"] for row in rows if not row["partitions"]]
+    if not as_json:
         table = Table("topic", "partitions", "configured", "settings")
         for row in rows:
             settings = " ".join(f"{key}={value}" for key, value in row["settings"].items())
             table.add_row(row["name"], str(row["partitions"] or "missing"), str(row["configured"]), settings)
         Console().print(table)
-    if missing := [row["name"] for row in rows if not row["partitions"]]:
-        raise CommandError(f"missing: {', '.join(missing)}; `gea topics apply` creates them", code="topics_missing")
+    if missing:
+        why = f"missing: {', '.join(missing)}; `gea topics apply` creates them"
+        raise CommandError(why, code="topics_missing", report={"topics": rows})
+    if as_json:
+        emit_json({"topics": rows})
 
 
 def _specs(connection: Connection, colours: list[str] | None) -> tuple[TopicSpec, ...]:

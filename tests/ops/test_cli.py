@@ -38,8 +38,9 @@ def test_every_command_explains_itself(command: list[str]) -> None:
     assert "Usage" in result.output
 
 
-def test_acceptance_explains_itself() -> None:
-    assert runner.invoke(acceptance.app, ["e2e", "--help"]).exit_code == 0
+@pytest.mark.parametrize("command", ["e2e", "intent", "retrieval"])
+def test_every_measure_explains_itself(command: str) -> None:
+    assert runner.invoke(acceptance.app, [command, "--help"]).exit_code == 0
 
 
 @pytest.mark.parametrize(
