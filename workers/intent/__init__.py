@@ -1,0 +1,1 @@
+"""What is wanted: the intent of a request, its language and its complexity."""
