@@ -1,8 +1,8 @@
 """The tokenizer of a model folder: text to ids with control tokens under our control, ids to bytes.
 
 Knows `tokenizer.json` and the end-of-sequence ids, no chat template. Byte-level BPE only (SmolLM2, Llama 3, Qwen): each
-token there is a fixed string of bytes, so that streams can be cut between tokens safely. The invariant: no text given to
-`encode` ever becomes a control token.
+token there is a fixed string of bytes, so that streams can be cut between tokens safely. The invariant: no text given
+to `encode` ever becomes a control token.
 """
 
 from __future__ import annotations

@@ -1,0 +1,23 @@
+"""The model goes on with a text as it stands: no chat template, no history, no instructions."""
+
+from __future__ import annotations
+
+from schemas.request import Strategy
+from workers.generation.strategies.plan import Plan, StrategyContext, sampling_for
+
+
+class ContinuationStrategy:
+    """The prompt is the beginning of the text."""
+
+    name = Strategy.CONTINUATION
+
+    def plan(self, context: StrategyContext) -> Plan:
+        """Return the text as a prompt. Raises PromptTooLongError: a text cannot be shortened without changing it."""
+        budget = context.prompter.budget(context.max_tokens)
+        prompt = context.prompter.raw(context.request.last_user_text(), budget=budget)
+        return Plan(
+            strategy=self.name,
+            sampling=sampling_for(context),
+            prompt=prompt.token_ids,
+            prompt_text=prompt.text,
+        )

@@ -1,0 +1,30 @@
+"""Conversation with the turns of the session, through the model's chat template."""
+
+from __future__ import annotations
+
+from schemas.request import Strategy
+from workers.generation.strategies.conversation import history_of, system_of
+from workers.generation.strategies.plan import Plan, StrategyContext, sampling_for
+
+SYSTEM = "You are a friendly, helpful assistant. Answer in a few short sentences."
+
+
+class DialogueStrategy:
+    """The model answers, knowing what was said before."""
+
+    name = Strategy.DIALOGUE
+
+    def plan(self, context: StrategyContext) -> Plan:
+        """Return the conversation as a prompt; the oldest turns are left out where it would be too long."""
+        prompt = context.prompter.chat(
+            system=system_of(context.request, SYSTEM),
+            history=history_of(context),
+            compose=lambda _: context.request.last_user_text(),
+            budget=context.prompter.budget(context.max_tokens),
+        )
+        return Plan(
+            strategy=self.name,
+            sampling=sampling_for(context),
+            prompt=prompt.token_ids,
+            prompt_text=prompt.text,
+        )

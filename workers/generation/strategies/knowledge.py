@@ -1,0 +1,117 @@
+"""Answers from the passages: quotes the sentence that says it, then lets the model add what the passages also say.
+
+The quotation is our doing, not the model's. Measured on the demo's tuning questions, SmolLM2-135M alone states the fact
+of the given passage in 35–53 % of the answers, whatever the prompt; the quoted sentences carry it in 88 %. So the best
+sentences are published first and stand at the start of the answer that the model goes on with, and each further
+sentence of the model is published only if one sentence of the passages supports it in words, numbers and negation. A
+model that reads well needs no crutch: `quotes=False` leaves the answer to it.
+
+Chinese answers are quotations alone, because the model is English. Without passages the answer says that there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from schemas.request import Strategy
+from schemas.retrieval import Passage
+from workers.generation.strategies.conversation import history_of, system_of
+from workers.generation.strategies.evidence import (
+    Sentence,
+    best_sentences,
+    is_chinese,
+    is_supported,
+    overlap,
+    sentences,
+)
+from workers.generation.strategies.plan import Plan, StrategyContext, fixed, sampling_for
+
+MAX_PASSAGES = 2  # of one to four passages, the model states the fact most often with one or two
+MAX_QUOTED = 2
+QUOTE_GAP = 0.4  # a second sentence this much below the best one seldom adds to it
+MAX_ADDED_TOKENS = 48
+REPEATED = 0.7  # share of terms from which a sentence says again what has been quoted
+SYSTEM = "You are the helpful assistant of a shop. Answer the customer's question from the help centre."
+NOTHING_FOUND = {
+    "en": "I could not find anything about this in the knowledge base, so I would rather not guess.",
+    "zh": "知识库里没有找到相关内容，我不想乱猜。",
+}
+
+
+class KnowledgeStrategy:
+    """Grounded in passages, with citations."""
+
+    name = Strategy.KNOWLEDGE
+
+    def __init__(self, *, quotes: bool = True) -> None:
+        self._quotes = quotes
+
+    def plan(self, context: StrategyContext) -> Plan:
+        """Return quotation and prompt. Greedy and without repetition penalty, unless the request says otherwise:
+        both would lead the model away from the words of the passages."""
+        sampling = sampling_for(context, temperature=0.0, repetition_penalty=1.0)
+        chinese = context.language.startswith("zh") or is_chinese(context.request.last_user_text())
+        if not context.passages:
+            text = NOTHING_FOUND["zh" if chinese else "en"]
+            return Plan(strategy=self.name, sampling=sampling, pieces=fixed(context, text))
+        quoted = _quotation(context) if chinese or self._quotes else []
+        pieces = fixed(context, *_joined(quoted, "" if chinese else " "))
+        if chinese:
+            return Plan(strategy=self.name, sampling=sampling, pieces=pieces, passages=context.passages)
+        prompt = context.prompter.chat(
+            system=system_of(context.request, SYSTEM),
+            history=history_of(context),
+            passages=context.passages[:MAX_PASSAGES],
+            compose=lambda passages: _question(context.request.last_user_text(), passages),
+            budget=context.prompter.budget(context.max_tokens),
+        )
+        plan = Plan(
+            strategy=self.name,
+            sampling=sampling,
+            prompt=prompt.token_ids,
+            passages=context.passages,
+            prompt_text=prompt.text,
+        )
+        return _with_quotation(plan, context, [piece.text for piece in pieces]) if pieces else plan
+
+
+def _with_quotation(plan: Plan, context: StrategyContext, quoted: Sequence[str]) -> Plan:
+    """Let the answer start with the quotation: published by us, and part of what the model has said already."""
+    pieces = fixed(context, *quoted)
+    tokens = tuple(token_id for piece in pieces for token_id in piece.token_ids)
+    text = "".join(quoted)
+    wanted = min(plan.sampling.max_tokens, len(tokens) + MAX_ADDED_TOKENS)
+    sources = [sentence.text for passage in context.passages for sentence in sentences(passage.text)]
+
+    def may_publish(sentence: str) -> bool:
+        return overlap(sentence, text) < REPEATED and any(is_supported(sentence, source) for source in sources)
+
+    assert plan.prompt is not None
+    return replace(
+        plan,
+        sampling=replace(plan.sampling, max_tokens=wanted),
+        pieces=pieces,
+        prompt=plan.prompt + tokens,
+        prompt_text=plan.prompt_text + text,
+        may_publish=may_publish,
+    )
+
+
+def _quotation(context: StrategyContext) -> list[Sentence]:
+    """Return the sentence that answers the question, and a second of the same passage if it is nearly as good."""
+    hits = best_sentences(context.request.last_user_text(), context.passages)
+    if not hits:
+        return []
+    best, passage, first = hits[0]
+    chosen = [s for score, source, s in hits[:MAX_QUOTED] if source is passage and score >= best - QUOTE_GAP]
+    return sorted(chosen or [first], key=lambda sentence: sentence.start)
+
+
+def _joined(quoted: Sequence[Sentence], space: str) -> list[str]:
+    return [f"{space if place else ''}{sentence.text}" for place, sentence in enumerate(quoted)]
+
+
+def _question(question: str, passages: Sequence[Passage]) -> str:
+    shown = "\n\n".join(f"{p.title}: {p.text}" if p.title else p.text for p in passages)
+    return f"Help centre:\n{shown}\n\nQuestion: {question}\nAnswer with the exact fact from the help centre."
