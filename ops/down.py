@@ -57,7 +57,7 @@ async def stop_parts(state: StackState, progress: Progress, *, drain_s: float = 
         grace_s = drain_s if role is Role.WORKER else SERVER_GRACE_S
         parts = [part for part in state.parts if part.role is role]
         await asyncio.gather(*(_stop_part(part, grace_s, progress) for part in parts))
-    await _stop_strays(find_strays(state.id))
+    await _stop_strays(find_strays(state.id, state.folder))
 
 
 def purge(folder: StackFolder) -> None:

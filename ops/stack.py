@@ -15,11 +15,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ops.errors import CommandError
 from schemas.worker import Pool
+
+if TYPE_CHECKING:
+    import psutil
 
 DEFAULT_NAME = "default"
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
@@ -180,8 +184,11 @@ def running_stack(name: str = DEFAULT_NAME, base: Path | None = None) -> StackSt
     return state if state is not None and state.is_ready and state.is_running() else None
 
 
-def find_strays(stack_id: str) -> list[Process]:
-    """Return the running processes that carry the stack's id in their environment, but never this one."""
+def find_strays(stack_id: str, folder: str = "") -> list[Process]:
+    """Return the running processes that carry the stack's id in their environment, but never this one.
+
+    Redis writes its title over its environment: it is known by its name and the folder of its data.
+    """
     import psutil
 
     if not stack_id:
@@ -189,8 +196,14 @@ def find_strays(stack_id: str) -> list[Process]:
     found = []
     for each in psutil.process_iter(["pid", "create_time"]):
         try:
-            if each.pid != os.getpid() and each.environ().get(ID_VARIABLE) == stack_id:
+            is_ours = each.environ().get(ID_VARIABLE) == stack_id or _is_redis_of(each, folder)
+            if is_ours and each.pid != os.getpid():
                 found.append(Process(pid=each.pid, created_at=each.create_time()))
         except (psutil.Error, OSError):  # another user's, or just ended
             continue
     return found
+
+
+def _is_redis_of(process: psutil.Process, folder: str) -> bool:
+    is_redis = process.name().startswith(("redis-server", "valkey-server"))
+    return bool(folder) and is_redis and Path(process.cwd()) == Path(folder).resolve() / "redis"
