@@ -12,7 +12,7 @@ import functools
 import json
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
@@ -40,6 +40,15 @@ class Reporter:
         """One thing is done."""
         took = f"[dim]{seconds:6.1f} s[/]" if seconds is not None else ""
         self._console.print(f"[green]✓[/] {escape(name):<28} {escape(text):<34} {took}".rstrip())
+
+    @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Show on a terminal that something is being waited for."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with self._console.status(escape(text)):
+            yield
 
     def note(self, text: str) -> None:
         """Something worth knowing."""

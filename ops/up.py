@@ -124,10 +124,8 @@ class _Start:
         os.environ[ID_VARIABLE] = self._state.id  # servers inherit it; see ops.stack
         self._save()
         try:
-            async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(readiness.watch(lambda: self._state.parts))
-                await self._start_all()
-                watcher.cancel()
+            with self._reporter.waiting("starting Kafka, Redis and the workers; loading the models"):
+                await self._start_watched()
         except BaseException as error:
             await asyncio.shield(self._give_up())
             if isinstance(error, BaseExceptionGroup):
@@ -136,6 +134,13 @@ class _Start:
         self._state = msgspec.structs.replace(self._state, is_ready=True)
         self._save()
         return self._state
+
+    async def _start_watched(self) -> None:
+        """Start everything; fail as soon as a part ends."""
+        async with asyncio.TaskGroup() as group:
+            watcher = group.create_task(readiness.watch(lambda: self._state.parts))
+            await self._start_all()
+            watcher.cancel()
 
     async def _start_all(self) -> None:
         await self._start_redis()  # a tenth of a second, and the workers need its port
