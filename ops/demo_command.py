@@ -20,7 +20,7 @@ from ops.commands.stack import KNOWLEDGE, make_plan
 from ops.connection import find_connection
 from ops.down import purge, stop_stack
 from ops.stack import DEFAULT_NAME, StackFolder, StackState, list_stacks, running_stack
-from ops.terminal import Reporter, emit_json, run
+from ops.terminal import Reporter, emit_json, program, run
 from ops.up import Plan, start_stack
 from schemas.request import GenerationRequest
 from streams.client import GeaClient
@@ -75,7 +75,8 @@ async def _demo(question: str, keep: bool, plan: Plan, as_json: bool) -> None:
             _let_go(folder, state)
     _show(answered, state, phases, reporter)
     if keep:
-        reporter.say('\nIt goes on running. Ask more: gea ask "…", gea chat, gea status. Stop it: gea down')
+        gea = program()
+        reporter.say(f'\nIt goes on running. Ask more: {gea} ask "…", {gea} chat, {gea} status. Stop it: {gea} down')
     if as_json:
         emit_json(describe(answered, state, phases))
 

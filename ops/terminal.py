@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import functools
 import json
+import shutil
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -129,6 +129,6 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(supervised())
 
 
-def is_interactive() -> bool:
-    """Return whether a person sits at both ends."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+def program() -> str:
+    """Return how a person calls us here: `gea` if it is on the path, else by way of the checkout."""
+    return "gea" if shutil.which("gea") else "ops/run"

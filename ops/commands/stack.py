@@ -14,7 +14,7 @@ import typer
 from ops.commands.options import Colour, Config, Json, Kafka, StackName
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME, StackFolder, StackState, list_stacks, running_stack
-from ops.terminal import Reporter, emit_json, run
+from ops.terminal import Reporter, emit_json, program, run
 from schemas.worker import Pool
 
 if TYPE_CHECKING:
@@ -106,12 +106,12 @@ async def _up(folder: StackFolder, plan: Plan, detach: bool, as_json: bool) -> N
     try:
         reporter.say(f"\nGEA is up after {time.monotonic() - began:.1f} s; logs: {folder.logs}")
         other = "" if folder.name == DEFAULT_NAME else f" --name {folder.name}"
-        reporter.say(f'Ask: gea ask{other} "How many days do I have to return shoes?"')
+        reporter.say(f'Ask: {program()} ask{other} "How many days do I have to return shoes?"')
         if detach:
-            reporter.say(f"Stop: gea down{other}")
+            reporter.say(f"Stop: {program()} down{other}")
             folder.save(msgspec.structs.replace(state, owner=None))
         else:
-            reporter.say(f"Stop: Ctrl-C, or gea down{other}")
+            reporter.say(f"Stop: Ctrl-C, or {program()} down{other}")
         if as_json:
             emit_json(describe(state))
         if not detach:
