@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ops.embedded.broker import choose_broker
+from ops.embedded.cache import Say
 from ops.embedded.errors import EmbeddedError
-from ops.embedded.jars import Say
 from ops.embedded.kafka import prepare
 from ops.embedded.models import encoder_folder, language_model_folder
 

@@ -17,6 +17,13 @@ from pathlib import Path
 
 ENVIRONMENT_VARIABLE = "GEA_CACHE"
 
+Say = Callable[[str], None]
+"""Takes one line of progress for a person."""
+
+
+def silent(_: str) -> None:
+    """Say nothing."""
+
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Return `$GEA_CACHE`, else `$XDG_CACHE_HOME/gea`, else `~/.cache/gea`; it need not exist."""
@@ -27,15 +34,16 @@ def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "gea"
 
 
-def make_once(folder: Path, fill: Callable[[Path], None]) -> Path:
+def make_once(folder: Path, fill: Callable[[Path], None], say: Say = silent) -> Path:
     """Return `folder`, filled by `fill(temporary_folder)` unless it exists already.
 
-    Blocks while another process makes the same folder. Whatever `fill` raises passes through, and nothing stays.
+    Blocks while another process makes the same folder, and says so. Whatever `fill` raises passes through, and nothing
+    stays.
     """
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.parent / f".{folder.name}.lock"):
+    with locked(folder.parent / f".{folder.name}.lock", say):
         if folder.is_dir():
             return folder
         _remove_leftovers(folder)
@@ -50,10 +58,14 @@ def make_once(folder: Path, fill: Callable[[Path], None]) -> Path:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file at `path`; waits for whoever holds it."""
+def locked(path: Path, say: Say = silent) -> Iterator[None]:
+    """Hold the lock file at `path`; waits for whoever holds it, and says so."""
     with path.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another run that makes the same")
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 

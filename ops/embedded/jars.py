@@ -14,11 +14,11 @@ import shutil
 import subprocess
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ops.embedded.cache import cache_folder, make_once
+from ops.embedded.cache import Say, cache_folder, make_once, silent
 from ops.embedded.errors import MissingPrerequisiteError, PreparationError
 
 POM = Path(__file__).with_name("pom.xml")
@@ -27,8 +27,6 @@ JAVA_REMEDY = "install a Java runtime 17 or newer (Debian, Ubuntu: apt install d
 MAVEN_REMEDY = "install Maven (Debian, Ubuntu: apt install maven)"
 FETCH_TIMEOUT_S = 900.0
 PROGRESS_S = 5.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +91,12 @@ def jars_folder(cache: Path | None = None) -> Path:
     return (cache or cache_folder()) / f"kafka-{kafka_version()}-{digest}"
 
 
-def fetch_jars(cache: Path | None = None, say: Say | None = None) -> KafkaJars:
+def fetch_jars(cache: Path | None = None, say: Say = silent) -> KafkaJars:
     """Return the jars, fetched with Maven if they are not in the cache. Blocks; safe to run twice at once.
 
     Raises `MissingPrerequisiteError` without Maven, `PreparationError` when Maven fails.
     """
-    folder = make_once(jars_folder(cache), lambda temporary: _run_maven(temporary, say or _silent))
+    folder = make_once(jars_folder(cache), lambda temporary: _run_maven(temporary, say), say)
     return KafkaJars(folder=folder, version=_version_of(folder))
 
 
@@ -132,7 +130,3 @@ def _run_maven(target: Path, say: Say) -> None:
 def _version_of(folder: Path) -> str:
     (jar,) = folder.glob("kafka_*.jar")
     return jar.stem.partition("-")[2]
-
-
-def _silent(_: str) -> None:
-    return

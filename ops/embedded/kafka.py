@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ops.embedded import process
+from ops.embedded.cache import Say
 from ops.embedded.errors import EmbeddedError, PreparationError
-from ops.embedded.jars import Java, KafkaJars, Say, fetch_jars, find_java
+from ops.embedded.jars import Java, KafkaJars, fetch_jars, find_java
 from ops.embedded.kafka_config import JVM_OPTIONS, server_properties
 from ops.embedded.ping import ping_kafka
 from ops.embedded.server import EmbeddedServer, Launch

@@ -20,9 +20,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ops.embedded.cache import cache_folder, make_once
+from ops.embedded.cache import Say, cache_folder, make_once, silent
 from ops.embedded.errors import MissingPrerequisiteError, PreparationError
-from ops.embedded.jars import Say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -44,7 +43,7 @@ def encoder_folder() -> Path:
     return folder
 
 
-def language_model_folder(cache: Path | None = None, say: Say | None = None) -> Path:
+def language_model_folder(cache: Path | None = None, say: Say = silent) -> Path:
     """Return the folder of the language model in the form of `transformers`, converted first if need be.
 
     The conversion blocks for about 30 s and is made once for all checkouts, also when asked for twice at once.
@@ -52,7 +51,7 @@ def language_model_folder(cache: Path | None = None, say: Say | None = None) -> 
     """
     gguf = _gguf_file()
     folder = (cache or cache_folder()) / "models" / f"smollm2-135m-instruct-{_identity(gguf)}"
-    return make_once(folder, lambda temporary: _convert(gguf, temporary, say or (lambda _: None)))
+    return make_once(folder, lambda temporary: _convert(gguf, temporary, say), say)
 
 
 def _package_folder(name: str) -> Path:

@@ -51,18 +51,23 @@ def test_leftover_of_a_killed_run_is_removed_and_never_taken_for_the_result(tmp_
 
 
 def test_two_at_once_fill_once(tmp_path: Path) -> None:
-    folder, entered, go_on = tmp_path / "thing", threading.Event(), threading.Event()
+    folder, entered, go_on, waits = tmp_path / "thing", threading.Event(), threading.Event(), threading.Event()
     calls: list[str] = []
+
+    def say(text: str) -> None:
+        assert "waiting for another run" in text
+        waits.set()
 
     def fill(target: Path) -> None:
         calls.append(target.name)
         entered.set()
         assert go_on.wait(10)
 
-    threads = [threading.Thread(target=make_once, args=(folder, fill)) for _ in range(2)]
+    threads = [threading.Thread(target=make_once, args=(folder, fill, say)) for _ in range(2)]
     threads[0].start()
     assert entered.wait(10)
     threads[1].start()
+    assert waits.wait(10)
     go_on.set()
     for thread in threads:
         thread.join(10)
