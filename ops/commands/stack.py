@@ -251,6 +251,7 @@ def _row(status: WorkerStatus) -> dict[str, Any]:
 
 
 def _show(stack: StackState | None, bootstrap: str, workers: list[WorkerStatus]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -262,14 +263,12 @@ def _show(stack: StackState | None, bootstrap: str, workers: list[WorkerStatus])
                 console.print(f"[yellow]! {part.name} (pid {part.process.pid}) has ended; its log: {part.log}[/]")
     else:
         console.print(f"Kafka at {bootstrap}")
-    columns = ("pool", "colour", "worker", "state", "model", "in flight", "handled", "lag", "age")
-    table = Table(*columns)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in ("pool", "colour", "worker", "state", "model", "busy", "done", "lag", "age"):
+        table.add_column(column, no_wrap=column != "model")
     for row in map(_row, workers):
         style = "green" if row["state"] == "ready" else "yellow"
-        in_flight = str(row["requests_in_flight"] or row["tokens_in_flight"])
-        state = f"[{style}]{row['state']}[/]"
-        lag, age = str(row["lag"]), f"{row['age_s']:.1f} s"
-        table.add_row(
-            row["pool"], row["colour"], row["worker"], state, row["model"], in_flight, str(row["handled"]), lag, age
-        )
+        numbers = (str(row[key]) for key in ("requests_in_flight", "handled", "lag"))
+        state, age = f"[{style}]{row['state']}[/]", f"{row['age_s']:.1f} s"
+        table.add_row(row["pool"], row["colour"], row["worker"], state, row["model"], *numbers, age)
     console.print(table if workers else "no worker lives")
