@@ -2,9 +2,7 @@
 
 The temperature is the one with the least log loss (Guo et al. 2017). `min_similarity` is so low that only 1 % of the
 texts in scope lie below it: it is there for text like nothing seen before. `min_confidence` is the value with the
-greatest harmonic mean of accuracy in scope and recall of out_of_scope (the H-score of Fu et al. 2020), which favours
-neither the questions a shop can answer nor those it can't; without out_of_scope rows, 1 % of the right answers lie
-below it.
+greatest F1 of `out_of_scope`, the lowest of equals; without such rows, 1 % of the right answers lie below it.
 """
 
 from __future__ import annotations
@@ -65,8 +63,8 @@ def _min_confidence(
         return float(np.quantile(confidences[is_right], MAX_LOSS_IN_SCOPE))
 
     def score(threshold: float) -> float:
-        kept = (is_right & (confidences >= threshold)).sum() / max(is_in_scope.sum(), 1)
-        found = (~is_in_scope & (is_refused | (confidences < threshold))).sum() / (~is_in_scope).sum()
-        return float(2 * kept * found / max(kept + found, 1e-9))
+        refused = is_refused | (confidences < threshold)
+        num_hits = int((refused & ~is_in_scope).sum())
+        return 2 * num_hits / max(int(refused.sum() + (~is_in_scope).sum()), 1)
 
     return max((0.01 * step for step in range(100)), key=score)

@@ -71,7 +71,7 @@ class IntentStage:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._load)
 
     async def annotate(self, batch: Sequence[RoutedRequest]) -> Sequence[RoutedRequest]:
-        """Return the requests in order, each with its intent. Safe to cancel: a running batch is finished and dropped."""
+        """Return the requests in order, each with its intent. Safe to cancel: the thread finishes its batch."""
         if self._executor is None:
             raise UnavailableError("the intent stage is not started")
         self._num_queued += len(batch)

@@ -64,7 +64,9 @@ class _Samples:
         return _Samples(features=self.features[places], labels=self.labels[places], languages=self.languages[places])
 
 
-def train(rows: Sequence[Row], encoder: SentenceEncoder, *, seed: int = 0) -> tuple[Head, Report]:
+def train(
+    rows: Sequence[Row], encoder: SentenceEncoder, *, seed: int = 0, l2_choices: Sequence[float] = L2_CHOICES
+) -> tuple[Head, Report]:
     """Train a head on `rows` and return it with the report on held-out folds. Blocking.
 
     Raises ConfigError for fewer than two intents, or an intent with fewer rows than `NUM_FOLDS`.
@@ -76,8 +78,8 @@ def train(rows: Sequence[Row], encoder: SentenceEncoder, *, seed: int = 0) -> tu
         languages=np.array([detect_language(row.text) for row in rows]),
     )
     folds = _assign_folds(rows, seed)
-    held_out = {l2: _held_out_logits(samples, folds, len(names), l2) for l2 in L2_CHOICES}
-    l2 = min(L2_CHOICES, key=lambda choice: _calibrated_loss(held_out[choice], samples.labels))
+    held_out = {l2: _held_out_logits(samples, folds, len(names), l2) for l2 in l2_choices}
+    l2 = min(l2_choices, key=lambda choice: _calibrated_loss(held_out[choice], samples.labels))
     similarities = _held_out_similarities(samples, folds, names)
     calibration = {
         str(language): fit_calibration(names, held_out[l2][is_it], similarities[is_it], samples.labels[is_it])
