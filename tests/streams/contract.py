@@ -276,6 +276,7 @@ class BrokerContract:
         joining = asyncio.create_task(join(broker, topic, f"{topic}-g", two, "b"))
         await eventually(_is_done(joining), lambda: polling(first))
         second = joining.result()
+        await eventually(_has(one.assigned, 2), lambda: polling(first, second))
         idle, owner = sorted((first, second), key=lambda member: len(member.assignment()))
         assert idle.assignment() == frozenset()
         assert owner.assignment() == {place}

@@ -114,7 +114,7 @@ async def test_everything_fails_while_the_broker_is_down_and_works_again_after(b
         lambda: broker.producer(),
     ):
         with pytest.raises(BrokerUnavailableError):
-            await call()  # type: ignore[no-untyped-call]
+            await call()
     broker.down = False
     await producer.send("t", b"x")
     assert len(await read(reader, 1)) == 1
