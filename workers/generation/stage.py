@@ -76,7 +76,7 @@ class GenerationHandler:
         self._outbox = outbox
         self._topic = topic
         self._limits = limits
-        self._running: dict[str, asyncio.Event] = {}
+        self._running: dict[str, asyncio.Future[bool]] = {}
 
     @property
     def pool(self) -> Pool:
