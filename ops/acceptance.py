@@ -19,7 +19,7 @@ from ops.commands.stack import KNOWLEDGE, make_plan
 from ops.connection import BOOTSTRAP_VARIABLE, CONFIG_VARIABLE, Connection, find_connection
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME, StackFolder, running_stack
-from ops.terminal import Reporter, command, emit_json, run
+from ops.terminal import Reporter, command, emit_json, finish, run
 
 if TYPE_CHECKING:
     from ops.e2e import Outcome, Question
@@ -95,7 +95,7 @@ async def _on_own_stack(
         connection = find_connection(kafka=state.bootstrap, config=plan.config, name=folder.name, environ=os.environ)
         return await _ask_all(connection, questions, at_once, timeout_s)
     finally:
-        await stop_stack(folder, reporter, drain_s=5.0)
+        await finish(stop_stack(folder, reporter, drain_s=5.0))
         purge(folder)
 
 

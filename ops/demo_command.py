@@ -20,7 +20,7 @@ from ops.commands.stack import KNOWLEDGE, make_plan
 from ops.connection import find_connection
 from ops.down import purge, stop_stack
 from ops.stack import DEFAULT_NAME, StackFolder, StackState, list_stacks, running_stack
-from ops.terminal import Reporter, emit_json, program, run
+from ops.terminal import Reporter, emit_json, finish, program, run
 from ops.up import Plan, start_stack
 from schemas.request import GenerationRequest
 from streams.client import GeaClient
@@ -68,9 +68,7 @@ async def _demo(question: str, keep: bool, plan: Plan, as_json: bool) -> None:
     finally:
         if is_ours and not (keep and is_done):
             with phases.measured("stop"):
-                await stop_stack(folder, _Silent(), drain_s=5.0)
-                if not keep:
-                    purge(folder)
+                await finish(_stop(folder, is_kept=keep))
         elif is_ours and state is not None:
             _let_go(folder, state)
     _show(answered, state, phases, reporter)
@@ -135,6 +133,12 @@ async def _sweep(reporter: Reporter) -> None:
         if state is not None and not (state.owner and state.owner.is_running()):
             await stop_stack(folder, reporter, drain_s=2.0)
             purge(folder)
+
+
+async def _stop(folder: StackFolder, *, is_kept: bool) -> None:
+    await stop_stack(folder, _Silent(), drain_s=5.0)
+    if not is_kept:
+        purge(folder)
 
 
 def _let_go(folder: StackFolder, state: StackState) -> None:

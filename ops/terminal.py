@@ -117,6 +117,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
                 task.cancel()
 
         for number in STOP_SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup
             with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
                 loop.add_signal_handler(number, stop)
         try:
@@ -127,6 +129,21 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             raise
 
     return asyncio.run(supervised())
+
+
+async def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Run clean-up to its end even if we are cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            is_cancelled = not task.cancelled()
+    result = task.result()
+    if is_cancelled:
+        raise asyncio.CancelledError
+    return result
 
 
 def program() -> str:

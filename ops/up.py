@@ -33,7 +33,7 @@ from ops.errors import CommandError
 from ops.ingest import ingest
 from ops.launch import WorkerLaunch, default_environment, spawn_worker, worker_environment, worker_name
 from ops.stack import ID_VARIABLE, Part, Process, Role, StackFolder, StackState
-from ops.terminal import Reporter
+from ops.terminal import Reporter, finish
 from schemas.worker import Pool, WorkerStatus
 from streams.topics import DOCUMENTS, topic_specs
 from workers.connect import kafka_broker
@@ -127,7 +127,7 @@ class _Start:
             with self._reporter.waiting("starting Kafka, Redis and the workers; loading the models"):
                 await self._start_watched()
         except BaseException as error:
-            await asyncio.shield(self._give_up())
+            await finish(self._give_up())
             if isinstance(error, BaseExceptionGroup):
                 raise _first(error) from None
             raise

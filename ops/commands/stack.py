@@ -14,7 +14,7 @@ import typer
 from ops.commands.options import Colour, Config, Json, Kafka, StackName
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME, StackFolder, StackState, list_stacks, running_stack
-from ops.terminal import Reporter, emit_json, program, run
+from ops.terminal import Reporter, emit_json, finish, program, run
 from schemas.worker import Pool
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ async def _up(folder: StackFolder, plan: Plan, detach: bool, as_json: bool) -> N
             await _watch(state, reporter)
     except asyncio.CancelledError:  # Ctrl-C or SIGTERM: the ordinary end
         reporter.say("stopping")
-        await _stop(folder, plan, reporter)
+        await finish(_stop(folder, plan, reporter))
 
 
 async def _watch(state: StackState, reporter: Reporter) -> None:

@@ -1,0 +1,73 @@
+"""One cancellation, then undisturbed clean-up; errors as one line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+import typer
+
+from ops.errors import CommandError
+from ops.terminal import command, finish, run
+from schemas.errors import ConfigError
+
+
+async def test_clean_up_is_finished_however_often_it_is_cancelled() -> None:
+    started, go_on, done = asyncio.Event(), asyncio.Event(), []
+
+    async def clean_up() -> None:
+        started.set()
+        await go_on.wait()
+        done.append("done")
+
+    task = asyncio.create_task(finish(clean_up()))
+    await started.wait()
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["done"]
+
+
+async def test_failure_of_clean_up_passes_through() -> None:
+    async def fail() -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError):
+        await finish(fail())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_cancels_once_and_lets_clean_up_run(number: signal.Signals) -> None:
+    done = []
+
+    async def main() -> None:
+        try:
+            os.kill(os.getpid(), number)
+            await asyncio.Event().wait()
+        finally:
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0)
+            done.append("cleaned")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(main())
+    assert done == ["cleaned"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(CommandError("x", exit_code=3), 3), (ConfigError("x"), 1), (KeyboardInterrupt(), 130)],
+)
+def test_foreseeable_failure_becomes_an_exit_code(error: BaseException, code: int) -> None:
+    @command
+    def fails() -> None:
+        raise error
+
+    with pytest.raises(typer.Exit) as caught:
+        fails()
+    assert caught.value.exit_code == code
