@@ -19,13 +19,14 @@ from ops.commands.ask import TIMEOUT_S, TextPrinter
 from ops.commands.stack import KNOWLEDGE, make_plan
 from ops.connection import find_connection
 from ops.down import purge, stop_stack
-from ops.stack import DEFAULT_NAME, StackFolder, StackState, list_stacks, running_stack
+from ops.stack import DEFAULT_NAME, StackFolder, StackState, running_stack, stacks_folder
 from ops.terminal import Reporter, emit_json, finish, program, run
 from ops.up import Plan, start_stack
 from schemas.request import GenerationRequest
 from streams.client import GeaClient
 
 NAME_PREFIX = "demo-"
+FAILURE_KEPT_S = 3600.0
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ async def _demo(question: str, keep: bool, plan: Plan, as_json: bool) -> None:
     finally:
         if is_ours and not (keep and is_done):
             with phases.measured("stop"):
-                await finish(_stop(folder, is_kept=keep))
+                await finish(_stop(folder, is_done))
         elif is_ours and state is not None:
             _let_go(folder, state)
     _show(answered, state, phases, reporter)
@@ -127,17 +128,24 @@ def _show(answered: Answered, state: StackState, phases: Phases, reporter: Repor
 
 
 async def _sweep(reporter: Reporter) -> None:
-    """Clear up after demos that were killed."""
-    for folder in list_stacks():
-        state = folder.load() if folder.name.startswith(NAME_PREFIX) else None
+    """Clear up after demos that were killed, and remove what demos that failed have left some time ago."""
+    for folder in _earlier_demos():
+        state = folder.load()
+        if state is None and folder.age_s() > FAILURE_KEPT_S:
+            purge(folder)
         if state is not None and not (state.owner and state.owner.is_running()):
             await stop_stack(folder, reporter, drain_s=2.0)
             purge(folder)
 
 
-async def _stop(folder: StackFolder, *, is_kept: bool) -> None:
+def _earlier_demos() -> list[StackFolder]:
+    return [StackFolder(path.name) for path in stacks_folder().glob(f"{NAME_PREFIX}*")]
+
+
+async def _stop(folder: StackFolder, is_done: bool) -> None:
+    """Stop everything; the logs of a demo that failed stay for a while."""
     await stop_stack(folder, _Silent(), drain_s=5.0)
-    if not is_kept:
+    if is_done:
         purge(folder)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -150,6 +151,10 @@ class StackFolder:
             file.flush()
             os.fsync(file.fileno())
         part.replace(self.state_file)
+
+    def age_s(self) -> float:
+        """Return the seconds since the folder last changed."""
+        return time.time() - self.path.stat().st_mtime
 
     def forget(self) -> None:
         """Remove the state; the data stays."""

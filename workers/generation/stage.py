@@ -70,6 +70,7 @@ class GenerationHandler:
         limits: GenerationLimits = GenerationLimits(),
     ) -> None:
         self._engine = engine
+        self._model = ""  # known once it is loaded
         self._planner = planner
         self._sessions = sessions
         self._broker = broker
@@ -86,6 +87,7 @@ class GenerationHandler:
     async def start(self) -> None:
         """Load the engine and warm it with one token."""
         await self._engine.start()
+        self._model = self._engine.identity.model
         await self._planner.start(self._engine)
 
     async def handle(self, batch: Sequence[Delivery]) -> None:
@@ -105,7 +107,7 @@ class GenerationHandler:
         """Return the engine's state."""
         statistics = self._engine.statistics()
         return StageSnapshot(
-            model=self._engine.identity.model,
+            model=self._model,
             tokens_in_flight=statistics.tokens_in_flight,
             num_queued=statistics.waiting,
             step_ms=statistics.step_ms,
