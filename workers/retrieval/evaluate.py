@@ -1,7 +1,7 @@
 """How good retrieval is: the usual measures as pure functions, and two data sets to take them on.
 
-`python -m workers.retrieval.evaluate --encoder FOLDER --knowledge FOLDER --questions FILE` measures a knowledge base with
-questions; `--beir FOLDER` measures a collection with graded judgements, per channel and fused.
+`python -m workers.retrieval.evaluate --encoder FOLDER --knowledge FOLDER --questions FILE` measures a knowledge base
+with questions; `--beir FOLDER` measures a collection with graded judgements, per channel and fused.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ class DocumentFollower:
         self._retry_s = retry_s
         self._reader: LogReader | None = None
         self._positions: dict[TopicPartition, int] = {}
+        self._num_read = 0
+        self._advanced = asyncio.Event()
         self.num_applied = 0
         self.num_broken = 0
 
@@ -47,7 +49,7 @@ class DocumentFollower:
         while not _has_reached(self._positions, ends):
             await self._read(reader)
         # Only what the topic says at its end is encoded, not every version on the way.
-        await self._knowledge.flush()
+        await self._flush()
         log.info(
             "documents_loaded",
             topic=self._topic,
@@ -62,7 +64,7 @@ class DocumentFollower:
             try:
                 reader = self._reader or await self._open()
                 await self._read(reader)
-                await self._knowledge.flush()
+                await self._flush()
             except StreamExpiredError:
                 # Records that were not read are gone, deletions among them: begin anew.
                 log.warning("documents_expired", topic=self._topic)
@@ -73,6 +75,11 @@ class DocumentFollower:
                 log.exception("documents_failed", topic=self._topic)
                 await self.close()
                 await asyncio.sleep(self._retry_s)
+
+    async def until_applied(self, num_applied: int) -> None:
+        """Wait until that many records can be found."""
+        while self.num_applied < num_applied:
+            await self._advanced.wait()
 
     async def close(self) -> None:
         """Close the reader. Idempotent; `follow` would open another one."""
@@ -103,6 +110,14 @@ class DocumentFollower:
         # Not from the last record: a reader steps over what compaction has removed.
         self._positions = {place: reader.position(place) for place in self._positions}
 
+    async def _flush(self) -> None:
+        num_read = self._num_read
+        await self._knowledge.flush()
+        if num_read != self.num_applied:
+            self.num_applied = num_read
+            advanced, self._advanced = self._advanced, asyncio.Event()
+            advanced.set()
+
     def _apply(self, records: Sequence[Record]) -> None:
         for record in records:
             try:
@@ -118,7 +133,7 @@ class DocumentFollower:
                     reason=error.message,
                 )
             else:
-                self.num_applied += 1
+                self._num_read += 1
 
     def _apply_one(self, record: Record) -> None:
         document_id = _document_id(record)

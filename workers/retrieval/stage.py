@@ -79,6 +79,12 @@ class RetrievalStage:
         """Return how many records of the topic were no documents."""
         return self._running.follower.num_broken if self._running else 0
 
+    async def until_index_version(self, version: int) -> None:
+        """Wait until the index has applied that many records. Raises InternalError if the stage is not started."""
+        if self._running is None:
+            raise InternalError("retrieval: not started, or stopped")
+        await self._running.follower.until_applied(version)
+
     async def start(self) -> None:
         """Load and warm, read the topic of documents to its present end and follow it from then on."""
         encoder = await asyncio.to_thread(Encoder, self._encoder_folder, threads=self._threads)
