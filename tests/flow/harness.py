@@ -1,0 +1,215 @@
+"""An installation in memory: the real router, workers, claims and client, a scripted engine, fixed annotators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypedDict
+
+import msgspec
+
+from schemas.envelope import RoutedRequest
+from schemas.errors import GeaError
+from schemas.intent import IntentResult
+from schemas.request import Retrieval, Strategy
+from schemas.retrieval import Passage, RetrievalResult
+from schemas.tokens import TokenRecord
+from schemas.worker import Pool
+from streams.broker import Broker
+from streams.client import ClientSettings, GeaClient
+from streams.directory import Directory
+from streams.memory import MemoryBroker
+from streams.memory_store import MemoryStore
+from streams.session import SessionStore
+from streams.settings import ConsumerLimits
+from streams.token_reader import decode_token
+from streams.token_writer import WriterLimits
+from streams.topics import TOKENS, pool_topic, topic_specs
+from tests.flow.planners import byte_planner
+from workers.annotating import AnnotatingHandler
+from workers.generation.engine.fake import FakeEngine
+from workers.generation.stage import GenerationHandler, GenerationLimits
+from workers.handler import Handler
+from workers.outbox import Outbox
+from workers.router.admission import DoorLimits
+from workers.router.stage import RouterHandler
+from workers.runtime import Worker
+from workers.stage import StageSnapshot
+
+
+class Fixed(TypedDict):
+    """A request that goes from the router to the engine at once."""
+
+    strategy: Strategy
+    retrieval: Retrieval
+
+
+DIALOGUE: Fixed = {"strategy": Strategy.DIALOGUE, "retrieval": Retrieval.OFF}
+NUM_PARTITIONS = 2
+PASSAGE = Passage(text="Shoes can be returned within 30 days.", passage_id="returns-shoes", score=1.0, title="Returns")
+LIMITS = DoorLimits(
+    max_length=512,
+    max_request_bytes=524_288,
+    max_queue_depth=100,
+    deadline_ms=60_000,
+    max_deadline_ms=600_000,
+    num_token_partitions={TOKENS: NUM_PARTITIONS},
+)
+
+
+class FixedAnnotator:
+    """An annotator that gives every request the same result, or fails."""
+
+    def __init__(self, pool: Pool, annotate: Callable[[RoutedRequest], RoutedRequest]) -> None:
+        self.pool = pool
+        self.batches: list[int] = []
+        self.failure: Exception | None = None
+        self._annotate = annotate
+
+    async def start(self) -> None:
+        return None
+
+    async def annotate(self, batch: Sequence[RoutedRequest]) -> Sequence[RoutedRequest]:
+        self.batches.append(len(batch))
+        if self.failure is not None:
+            raise self.failure
+        return [self._annotate(routed) for routed in batch]
+
+    def give_up(self, routed: RoutedRequest, error: Exception) -> RoutedRequest:
+        code = error.code if isinstance(error, GeaError) else "internal"
+        if self.pool is Pool.INTENT:
+            return msgspec.structs.replace(routed, intent=IntentResult(intent="none", confidence=0.0, failure=code))
+        return msgspec.structs.replace(routed, retrieval=RetrievalResult(failure=code))
+
+    def snapshot(self) -> StageSnapshot:
+        return StageSnapshot(model="fixed")
+
+    async def stop(self) -> None:
+        return None
+
+
+def with_intent(routed: RoutedRequest) -> RoutedRequest:
+    intent = IntentResult(intent="return_refund", confidence=0.9, language="en", needs_retrieval=True)
+    return msgspec.structs.replace(routed, intent=intent)
+
+
+def with_passage(routed: RoutedRequest) -> RoutedRequest:
+    return msgspec.structs.replace(routed, retrieval=RetrievalResult(passages=(PASSAGE,)))
+
+
+@dataclass(slots=True)
+class RunningWorker:
+    worker: Worker
+    task: asyncio.Task[None]
+    stop: asyncio.Event
+    handler: Handler
+
+
+class Installation:
+    """Topics, a store and workers by name; everything is stopped at the end."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.store = MemoryStore()
+        self.workers: dict[str, RunningWorker] = {}
+        self.intent = FixedAnnotator(Pool.INTENT, with_intent)
+        self.retrieval = FixedAnnotator(Pool.RETRIEVAL, with_passage)
+        self.limits = LIMITS
+
+    async def start(self, pool: Pool, name: str, engine: FakeEngine | None = None) -> RunningWorker:
+        """Start a worker and wait until it is ready."""
+        producer = await self.broker.producer()
+        outbox = Outbox(producer, worker_id=name, num_token_partitions=NUM_PARTITIONS)
+        handler = self._handler(pool, outbox, engine)
+        limits = ConsumerLimits(batch_size=8, max_wait_ms=1, commit_interval_ms=20)
+        worker = Worker(
+            self.broker,
+            handler,
+            outbox,
+            worker_id=name,
+            colour="blue",
+            limits=limits,
+            heartbeat_s=0.05,
+            drain_s=5,
+        )
+        stop = asyncio.Event()
+        task = asyncio.create_task(worker.run(stop), name=name)
+        running = self.workers[name] = RunningWorker(worker, task, stop, handler)
+        ready = asyncio.create_task(worker.ready.wait())
+        await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if task.done():
+            task.result()
+        return running
+
+    async def start_all(self, engine: FakeEngine | None = None) -> None:
+        """Start one worker of each pool."""
+        for pool in Pool:
+            await self.start(pool, f"{pool}-1", engine)
+
+    async def stop(self, name: str) -> None:
+        """Drain a worker and wait until it is gone."""
+        running = self.workers.pop(name)
+        running.stop.set()
+        await running.task
+
+    async def kill(self, name: str) -> None:
+        """Crash a worker: it leaves no group, commits nothing and writes nothing more."""
+        running = self.workers.pop(name)
+        await self.broker.kill(name)
+        running.task.cancel()
+        await asyncio.gather(running.task, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Stop everything."""
+        self.broker.down = False
+        for name in list(self.workers):
+            running = self.workers.pop(name)
+            running.task.cancel()
+            await asyncio.gather(running.task, return_exceptions=True)
+
+    def client(self, timeout_s: float = 20.0) -> GeaClient:
+        """Return a client of this installation."""
+        return GeaClient(self.broker, ClientSettings(timeout_s=timeout_s, connect_s=0.3))
+
+    def tokens_of(self, request_id: str) -> list[TokenRecord]:
+        """Return every record in the token topic that carries the id."""
+        records = self.broker.records(TOKENS)
+        return [decode_token(record) for record in records if record.key == request_id.encode()]
+
+    def sessions(self) -> SessionStore:
+        """Return a view of the sessions."""
+        return SessionStore(self.store)
+
+    def _handler(self, pool: Pool, outbox: Outbox, engine: FakeEngine | None) -> Handler:
+        broker: Broker = self.broker
+        match pool:
+            case Pool.ROUTER:
+                return RouterHandler(broker, outbox, self.sessions(), Directory(broker), limits=self.limits)
+            case Pool.INTENT:
+                return AnnotatingHandler(self.intent, outbox)
+            case Pool.RETRIEVAL:
+                return AnnotatingHandler(self.retrieval, outbox)
+            case Pool.GENERATION:
+                return GenerationHandler(
+                    engine or FakeEngine("Within 30 days."),
+                    byte_planner(),
+                    self.sessions(),
+                    broker,
+                    outbox,
+                    topic=pool_topic(Pool.GENERATION, "blue"),
+                    limits=GenerationLimits(writer=WriterLimits(max_tokens=4, max_delay_ms=5), lease_s=1.0),
+                )
+
+
+@asynccontextmanager
+async def installation() -> AsyncIterator[Installation]:
+    """An installation with its topics and no workers yet."""
+    made = Installation()
+    await made.broker.create_topics(topic_specs(NUM_PARTITIONS))
+    try:
+        yield made
+    finally:
+        await made.close()

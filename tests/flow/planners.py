@@ -1,0 +1,29 @@
+"""A planner for the scripted engine: a chat template of our own, bytes as tokens."""
+
+from __future__ import annotations
+
+from schemas.request import Strategy
+from workers.generation.engine import Engine
+from workers.generation.planning import Planner
+from workers.generation.prompt import ChatTemplate, Prompter
+from workers.generation.strategies import GenerationDefaults, TemplateBook
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
+GREETING = "Welcome! How can I help?"
+
+
+def byte_planner() -> Planner:
+    """Return a planner that works with every strategy and has one template."""
+
+    def load(engine: Engine) -> Prompter:
+        return Prompter(engine.tokenizer, ChatTemplate(TEMPLATE, {}), max_context=engine.identity.max_context)
+
+    return Planner(
+        load,
+        templates=TemplateBook(texts={"greeting": {"en": GREETING}}),
+        hints={"greeting": Strategy.TEMPLATE, "return_refund": Strategy.KNOWLEDGE},
+        defaults=GenerationDefaults(),
+    )
