@@ -15,6 +15,7 @@ from schemas.tokens import End, EndStatus
 from streams.answer import Chunk, ChunkStream
 from streams.client import GeaClient
 
+MIN_DECODE_MS = 20.0  # less means that the text came at once, as templates and quotations do
 OnChunk = Callable[[Chunk], None]
 
 
@@ -38,7 +39,7 @@ class Answered:
     def tokens_per_s(self) -> float:
         """Tokens after the first by the time they took; all by the whole time if they came at once."""
         decode_ms = self.total_ms - self.ttft_ms
-        if self.tokens > 1 and decode_ms >= 1:
+        if self.tokens > 1 and decode_ms >= MIN_DECODE_MS:
             return (self.tokens - 1) / decode_ms * 1000
         return self.tokens / max(self.total_ms, 1) * 1000
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 5.0
 REDIS_TIMEOUT_S = 1.0
+MAX_AGE_S = 5.0  # five missed heartbeats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ def judge(
     if not options.pool:
         return Health(is_healthy=True, why=f"Kafka at {bootstrap} answers", warnings=warnings)
     asked = [each for each in workers if each.pool.value == options.pool and options.colour in (None, each.colour)]
-    asked = [each for each in asked if not options.local or each.host == socket.gethostname()]
+    asked = [each for each in asked if not options.local or _lives_here(each)]
     ready = [each for each in asked if each.state is WorkerState.READY]
     where = f"{options.pool} worker" + (f" of colour {options.colour}" if options.colour else "")
     where += " on this host" if options.local else ""
@@ -136,10 +137,23 @@ def judge(
     return Health(is_healthy=False, why=f"no ready {where}" + (f": {states}" if states else ""), warnings=warnings)
 
 
+def _lives_here(status: WorkerStatus) -> bool:
+    """Return whether a worker is a process of this host; one that was killed still has a status for some seconds."""
+    if status.host != socket.gethostname():
+        return False
+    try:
+        os.kill(status.pid, 0)  # asks, and sends nothing
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 async def _workers(connection: Connection) -> Sequence[WorkerStatus]:
     from ops.roster import RosterReader
 
-    async with connection.broker("gea-healthcheck") as broker, RosterReader(broker) as roster:
+    async with connection.broker("gea-healthcheck") as broker, RosterReader(broker, max_age_s=MAX_AGE_S) as roster:
         return roster.workers()
 
 

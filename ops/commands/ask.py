@@ -42,6 +42,7 @@ class TextPrinter:
 
     out: TextIO
     is_at_line_start: bool = True
+    has_printed: bool = False
 
     def __call__(self, chunk: Chunk) -> None:
         if chunk.index != 0:
@@ -61,6 +62,7 @@ class TextPrinter:
         if text:
             self.out.write(text)
             self.out.flush()
+            self.has_printed = True
             self.is_at_line_start = text.endswith("\n")
 
 
@@ -213,10 +215,16 @@ async def _replay(
     request_id: str, timeout_s: float, kafka: str | None, config: Path | None, name: str, as_json: bool
 ) -> Answered:
     from ops import answering
+    from schemas.errors import ResponseTimeoutError
 
     async with open_client(kafka, config, name) as client:
         printer = TextPrinter(sys.stderr if as_json else sys.stdout)
         try:
             return await answering.follow(client.replay(request_id, timeout_s=timeout_s), on_chunk=printer)
+        except ResponseTimeoutError as error:
+            if printer.has_printed:
+                raise
+            why = f"no answer of a request {request_id!r} is in the log, after {timeout_s:g} s of waiting"
+            raise CommandError(why, code=error.code) from error
         finally:
             printer.finish()

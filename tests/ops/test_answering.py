@@ -93,7 +93,7 @@ async def test_failed_request_is_one_line_with_its_code() -> None:
 
 @pytest.mark.parametrize(
     ("ttft_ms", "total_ms", "expected"),
-    [(100, 1100, 2.0), (100, 100, 30.0), (0, 0, 3000.0)],
+    [(100, 1100, 2.0), (100, 100, 30.0), (95, 100, 30.0), (0, 0, 3000.0)],
 )
 def test_rate_counts_the_tokens_after_the_first(ttft_ms: float, total_ms: float, expected: float) -> None:
     end = msgspec.structs.replace(COMPLETED, usage=Usage(completion_tokens=3))

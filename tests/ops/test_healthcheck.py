@@ -28,6 +28,7 @@ def worker(pool: Pool = Pool.INTENT, **changes: object) -> WorkerStatus:
         "state": WorkerState.READY,
         "updated_ms": 0,
         "host": socket.gethostname(),
+        "pid": os.getpid(),
     }
     return WorkerStatus(**(values | changes))  # type: ignore[arg-type]
 
@@ -39,6 +40,10 @@ def verdict(arguments: Sequence[str], *workers: WorkerStatus) -> Health:
 
 def test_answering_broker_suffices_when_no_pool_is_asked_for() -> None:
     assert verdict([]).is_healthy
+
+
+def test_living_worker_of_this_host_counts_as_local() -> None:
+    assert verdict(["--pool", "intent", "--local"], worker()).is_healthy
 
 
 def test_one_ready_worker_of_the_pool_suffices() -> None:
@@ -55,6 +60,7 @@ def test_one_ready_worker_of_the_pool_suffices() -> None:
         (["--pool", "intent"], worker(state=WorkerState.FAILED, reason="no weights"), r"is failed \(no weights\)"),
         (["--pool", "intent", "--colour", "green"], worker(), "of colour green"),
         (["--pool", "intent", "--local"], worker(host="elsewhere"), "on this host"),
+        (["--pool", "intent", "--local"], worker(pid=2**22 - 1), "on this host"),
     ],
 )
 def test_missing_worker_is_told_with_what_there_is(arguments: list[str], found: WorkerStatus, why: str) -> None:
