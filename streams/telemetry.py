@@ -136,7 +136,6 @@ class Metrics:
         self.prompt_tokens = self.counter("gea_prompt_tokens", "Prompt tokens in all.")
         self.generation_tokens = self.counter("gea_generation_tokens", "Published tokens in all.")
         self.consumer_lag = self.gauge("gea_consumer_lag", "Records of the own partitions not yet committed.")
-        self.store_failures = self.counter("gea_store_failures", "Redis calls without an answer.")
         self.dead_letters = self.counter("gea_dead_letters", "Records given up.")
         self._ended = Counter(
             "gea_request_success",

@@ -20,7 +20,7 @@ import structlog
 from schemas.errors import ConfigError, GeaError
 from schemas.worker import Pool
 from streams.settings import ConsumerLimits
-from streams.telemetry import configure_logging
+from streams.telemetry import Metrics, configure_logging, serve_metrics
 from workers.build import build_handler, preload
 from workers.connect import await_topics, consumer_limits, direct_limits, kafka_broker, start_producer
 from workers.outbox import Outbox
@@ -71,7 +71,12 @@ async def _run(settings: Settings, pool: Pool, colour: str, worker_id: str) -> N
             producer = await start_producer(broker)
             stack.push_async_callback(producer.close)
             await loading
-            outbox = Outbox(producer, worker_id=worker_id, num_token_partitions=num_token_partitions)
+            outbox = Outbox(
+                producer,
+                worker_id=worker_id,
+                num_token_partitions=num_token_partitions,
+                metrics=_metrics(settings, pool, colour, stack),
+            )
             worker = Worker(
                 broker,
                 await build_handler(pool, settings, broker, outbox, stack, colour=colour),
@@ -85,6 +90,17 @@ async def _run(settings: Settings, pool: Pool, colour: str, worker_id: str) -> N
             await worker.run(stop)
     except asyncio.CancelledError:
         log.info("stopped_before_ready")
+
+
+def _metrics(settings: Settings, pool: Pool, colour: str, stack: AsyncExitStack) -> Metrics | None:
+    """Serve metrics if a port is set. Raises ConfigError if it is taken."""
+    if settings.worker.metrics_port is None:
+        return None
+    metrics = Metrics(pool=pool.value, colour=colour)
+    server = serve_metrics(metrics.registry, settings.worker.metrics_port, host=settings.worker.metrics_host)
+    stack.callback(server.close)
+    log.info("metrics", host=settings.worker.metrics_host, port=server.port)
+    return metrics
 
 
 def _limits(settings: Settings, pool: Pool) -> ConsumerLimits:

@@ -27,10 +27,11 @@ from schemas.envelope import (
     RoutedRequest,
 )
 from schemas.errors import BrokerUnavailableError, GeaError, InvalidRequestError, RejectedError
-from schemas.tokens import Epoch, Failure, See
+from schemas.tokens import Epoch, Failure, FinishReason, See
 from streams.broker import Producer, Record
 from streams.dead_letter import dead_letter
 from streams.routing import murmur2_partition
+from streams.telemetry import Metrics
 from streams.token_writer import end_request, point_to
 from streams.topics import TOKENS
 from workers.path import next_topic, partition_key
@@ -45,8 +46,11 @@ log = structlog.get_logger(__name__)
 class Outbox:
     """Writes for one worker. `num_token_partitions` is the partition count of the default token topic."""
 
-    def __init__(self, producer: Producer, *, worker_id: str, num_token_partitions: int) -> None:
+    def __init__(
+        self, producer: Producer, *, worker_id: str, num_token_partitions: int, metrics: Metrics | None = None
+    ) -> None:
         self.producer = producer
+        self.metrics = metrics
         self._worker_id = worker_id
         self.num_token_partitions = num_token_partitions
 
@@ -67,6 +71,8 @@ class Outbox:
         """End a request as failed, with the code of `error`."""
         log.info("request_refused", request_id=request_id, code=error.code, reason=error.message)
         failure = failure_of(error)
+        if self.metrics is not None:
+            self.metrics.count_end(FinishReason.ERROR)
         await until_sent(lambda: end_request(self.producer, reply, request_id, epoch=epoch, failure=failure))
 
     async def point_to(self, reply: Reply, request_id: str, see: See, *, epoch: Epoch) -> None:
@@ -75,6 +81,8 @@ class Outbox:
 
     async def dead_letter(self, record: Record, error: GeaError) -> None:
         """Put a record that cannot succeed aside, as it came."""
+        if self.metrics is not None:
+            self.metrics.dead_letters.inc()
         log.warning("dead_letter", code=error.code, reason=error.message, topic=record.topic, offset=record.offset)
         await until_sent(lambda: dead_letter(self.producer, record, error, self._worker_id))
 

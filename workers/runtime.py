@@ -55,6 +55,7 @@ class Worker:
         self._consumer: PoolConsumer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._crash: asyncio.Future[None] | None = None
+        self._heartbeat: Heartbeat | None = None
         self._num_handled = 0
         self._started_ms = now_ms()
         self.state = WorkerState.STARTING
@@ -64,8 +65,8 @@ class Worker:
         """Work until `stop` is set. Raises what ended the worker otherwise; its work is then left uncommitted."""
         self._crash = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
-            heartbeat = Heartbeat(self._outbox.producer, self.status, interval_s=self._heartbeat_s)
-            await stack.enter_async_context(heartbeat)
+            self._heartbeat = Heartbeat(self._outbox.producer, self.status, interval_s=self._heartbeat_s)
+            await stack.enter_async_context(self._heartbeat)
             stack.push_async_callback(self._handler.stop)
             await self._handler.start()
             consumer = PoolConsumer(
@@ -78,7 +79,7 @@ class Worker:
             self._consumer = await stack.enter_async_context(consumer)
             stack.push_async_callback(self._cancel_tasks)
             await self._until_stopped(consumer, stop)
-            self.state = WorkerState.DRAINING
+            self._enter(WorkerState.DRAINING)
             log.info("draining", num_in_flight=consumer.statistics().num_in_flight)
             await consumer.drain(self._drain_s)
 
@@ -86,6 +87,10 @@ class Worker:
         """Return the worker as it sees itself."""
         snapshot = self._handler.snapshot()
         statistics = self._consumer.statistics() if self._consumer else None
+        if self._outbox.metrics is not None and statistics is not None:
+            self._outbox.metrics.num_requests_running.set(statistics.num_in_flight - statistics.num_waiting)
+            self._outbox.metrics.num_requests_waiting.set(statistics.num_waiting + snapshot.num_queued)
+            self._outbox.metrics.consumer_lag.set(statistics.lag or 0)
         return WorkerStatus(
             worker_id=self._worker_id,
             pool=self._handler.pool,
@@ -143,9 +148,15 @@ class Worker:
 
     async def _become_ready(self, consumer: PoolConsumer) -> None:
         await consumer.joined()
-        self.state = WorkerState.READY
+        self._enter(WorkerState.READY)
         self.ready.set()
         log.info("ready", pool=self._handler.pool, started_in_ms=now_ms() - self._started_ms)
+
+    def _enter(self, state: WorkerState) -> None:
+        """Change the state and tell it at once."""
+        self.state = state
+        if self._heartbeat is not None:
+            self._heartbeat.beat()
 
     async def _cancel_tasks(self) -> None:
         for task in self._tasks:

@@ -173,6 +173,8 @@ class WorkerSection(_Section, frozen=True, kw_only=True):
 
     drain_s: Seconds = 30.0
     heartbeat_s: Seconds = 1.0
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 
 class LoggingSection(_Section, frozen=True, kw_only=True):

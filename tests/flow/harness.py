@@ -24,6 +24,7 @@ from streams.memory import MemoryBroker
 from streams.memory_store import MemoryStore
 from streams.session import SessionStore
 from streams.settings import ConsumerLimits
+from streams.telemetry import Metrics
 from streams.token_reader import decode_token
 from streams.token_writer import WriterLimits
 from streams.topics import TOKENS, pool_topic, topic_specs
@@ -114,6 +115,7 @@ class Installation:
         self.broker = MemoryBroker()
         self.store = MemoryStore()
         self.workers: dict[str, RunningWorker] = {}
+        self.metrics: dict[str, Metrics] = {}
         self.intent = FixedAnnotator(Pool.INTENT, with_intent)
         self.retrieval = FixedAnnotator(Pool.RETRIEVAL, with_passage)
         self.limits = LIMITS
@@ -121,7 +123,8 @@ class Installation:
     async def start(self, pool: Pool, name: str, engine: FakeEngine | None = None) -> RunningWorker:
         """Start a worker and wait until it is ready."""
         producer = await self.broker.producer()
-        outbox = Outbox(producer, worker_id=name, num_token_partitions=NUM_PARTITIONS)
+        self.metrics[name] = Metrics(pool=pool.value, colour="blue")
+        outbox = Outbox(producer, worker_id=name, num_token_partitions=NUM_PARTITIONS, metrics=self.metrics[name])
         handler = self._handler(pool, outbox, engine)
         limits = ConsumerLimits(batch_size=8, max_wait_ms=1, commit_interval_ms=20)
         worker = Worker(

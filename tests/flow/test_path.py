@@ -155,3 +155,21 @@ async def test_nothing_stays_uncommitted_and_nothing_is_dead_lettered() -> None:
                 end = gea.broker.log(place).end
                 assert (gea.broker.committed(pool_group(pool, "blue"), place) or 0) == end
         assert gea.broker.records(DEAD_LETTER) == []
+
+
+async def test_metrics_count_what_was_published() -> None:
+    async with installation() as gea, gea.client() as client:
+        await gea.start_all(FakeEngine("four"))
+        for _ in range(3):
+            await client.complete("hello", **DIALOGUE)
+        metrics = gea.metrics["generation-1"]
+        labels = {"pool": "generation", "colour": "blue"}
+
+        def value(name: str, **more: str) -> float | None:
+            return metrics.registry.get_sample_value(name, {**labels, **more})
+
+        await gea.stop("generation-1")  # the last end is counted after its record is written
+        assert value("gea_generation_tokens_total") == 3 * 5
+        assert value("gea_request_success_total", finished_reason="stop") == 3
+        assert value("gea_time_to_first_token_seconds_count") == 3
+        assert value("gea_inter_token_latency_seconds_count") == 3 * 4

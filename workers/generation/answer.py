@@ -31,11 +31,16 @@ class Draft:
     reason: str = ""
     texts: dict[int, list[str]] = field(default_factory=dict)
     first_token_ms: int = 0
+    last_token_ms: int = 0
+    gaps_ms: list[int] = field(default_factory=list)
     finished: Finished | None = None
 
     def add(self, chunk: TokenChunk, now_ms: int) -> None:
         """Take one more chunk."""
+        if self.first_token_ms:
+            self.gaps_ms.append(now_ms - self.last_token_ms)
         self.first_token_ms = self.first_token_ms or now_ms
+        self.last_token_ms = now_ms
         self.texts.setdefault(chunk.index, []).append(chunk.text)
 
     def text(self, index: int = 0) -> str:

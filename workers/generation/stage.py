@@ -25,7 +25,7 @@ from schemas.errors import (
     InvalidRequestError,
     StreamError,
 )
-from schemas.tokens import Claim
+from schemas.tokens import Claim, End, FinishReason
 from schemas.worker import Pool
 from streams.broker import Broker, TopicPartition
 from streams.delivery import Delivery
@@ -160,16 +160,22 @@ class GenerationHandler:
             except (BrokerUnavailableError, EngineUnavailableError):
                 raise
             except TimeoutError:
-                error = DeadlineExceededError("deadline_ms: passed during generation", field="deadline_ms")
-                await writer.end(failed_end(routed, error, now_ms()))
+                late = DeadlineExceededError("deadline_ms: passed during generation", field="deadline_ms")
+                await self._fail(writer, routed, late)
             except GeaError as error:
-                log.info("request_failed", code=error.code, reason=error.message)
-                await writer.end(failed_end(routed, error, now_ms()))
+                await self._fail(writer, routed, error)
             except Exception as error:
                 log.exception("generation_failed")
                 fault = InternalError(f"{type(error).__name__}: {error}")
                 await self._outbox.dead_letter(delivery.record, fault)
-                await writer.end(failed_end(routed, fault, now_ms()))
+                await self._fail(writer, routed, fault)
+
+    async def _fail(self, writer: TokenWriter, routed: RoutedRequest, error: GeaError) -> None:
+        """End a run as failed, in its own name: another's claim of the same epoch would not count."""
+        log.info("request_failed", code=error.code, reason=error.message)
+        if self._outbox.metrics is not None:
+            self._outbox.metrics.count_end(FinishReason.ERROR)
+        await writer.end(failed_end(routed, error, now_ms()))
 
     def _writer(self, delivery: Delivery, routed: RoutedRequest) -> TokenWriter:
         identity = self._engine.identity
@@ -220,7 +226,22 @@ class GenerationHandler:
         finally:
             self._engine.abort(writer.owner)
         await self._remember(draft)  # before the end: who has seen it may send the next turn
-        await writer.end(end_of(draft, self._engine.identity, now_ms()))
+        end = end_of(draft, self._engine.identity, now_ms())
+        await writer.end(end)
+        self._measure(draft, end)
+
+    def _measure(self, draft: Draft, end: End) -> None:
+        metrics = self._outbox.metrics
+        if metrics is None:
+            return
+        metrics.count_end(end.finish_reason)
+        metrics.prompt_tokens.inc(end.usage.prompt_tokens)
+        metrics.request_prompt_tokens.observe(end.usage.prompt_tokens)
+        metrics.generation_tokens.inc(end.usage.completion_tokens)
+        metrics.time_to_first_token.observe(end.timings.ttft_ms / 1000)
+        metrics.e2e_request_latency.observe(end.timings.total_ms / 1000)
+        for gap_ms in draft.gaps_ms:
+            metrics.inter_token_latency.observe(gap_ms / 1000)
 
     async def _turns(self, routed: RoutedRequest) -> tuple[Turn, ...]:
         session_id = routed.request.session_id
