@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from schemas.errors import EngineUnavailableError, InvalidRequestError, RejectedError
+from schemas.errors import EngineUnavailableError, InternalError, InvalidRequestError, RejectedError
 from schemas.tokens import FinishReason, Usage
 from workers.generation.engine.admission import bounded_max_tokens, check_request
 from workers.generation.engine.detokenizer import Detokenizer
@@ -126,9 +126,12 @@ class FakeEngine:
             raise RejectedError("the engine's queue is full", retry_after_s=1.0)
         stream = QueuedStream(request.request_id)
         self.requests.append(request)
-        task = asyncio.create_task(self._write(request, stream))
+        choices = [
+            _Choice(request, index, self._script(request), self._max_context) for index in range(request.sampling.n)
+        ]
+        task = asyncio.create_task(self._write(choices, stream))
         self._tasks[request.request_id] = task
-        task.add_done_callback(lambda done: self._forget(request.request_id, done))
+        task.add_done_callback(lambda done: self._end(request, choices, stream, done))
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -163,31 +166,32 @@ class FakeEngine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _forget(self, request_id: str, done: asyncio.Task[None]) -> None:
-        if self._tasks.get(request_id) is done:
-            del self._tasks[request_id]
-
-    async def _write(self, request: EngineRequest, stream: QueuedStream) -> None:
-        choices = [
-            _Choice(request, index, self._script(request), self._max_context) for index in range(request.sampling.n)
-        ]
-        try:
-            async with self._slots:
-                self._running += 1
-                try:
-                    while any(choice.end is None for choice in choices):
-                        await self._pause()
-                        self._step(choices, stream)
-                finally:
-                    self._running -= 1
-        except asyncio.CancelledError:
-            if not self._is_running:
-                stream.push(EngineUnavailableError(self._failure or "the engine has stopped"))
-                return
-            for choice in choices:
-                choice.abort()
+    def _end(
+        self, request: EngineRequest, choices: Sequence[_Choice], stream: QueuedStream, done: asyncio.Task[None]
+    ) -> None:
+        """Say how it ended; a task may be cancelled before it ran at all."""
+        if self._tasks.get(request.request_id) is done:
+            del self._tasks[request.request_id]
+        if done.cancelled() and not self._is_running:
+            stream.push(EngineUnavailableError(self._failure or "the engine has stopped"))
+            return
+        if not done.cancelled() and (error := done.exception()) is not None:
+            stream.push(InternalError(f"the engine could not run this request: {error}"))
+            return
+        for choice in choices:
+            choice.abort()  # those that have not ended
         stream.push(_finished(request, choices))
         self._count(num_finished=1)
+
+    async def _write(self, choices: Sequence[_Choice], stream: QueuedStream) -> None:
+        async with self._slots:
+            self._running += 1
+            try:
+                while any(choice.end is None for choice in choices):
+                    await self._pause()
+                    self._step(choices, stream)
+            finally:
+                self._running -= 1
 
     def _step(self, choices: Sequence[_Choice], stream: QueuedStream) -> None:
         for choice in choices:

@@ -194,7 +194,7 @@ class Engine(Protocol):
         """Queue a request.
 
         Raises PromptTooLongError if not one new token would fit, InvalidRequestError for an unusable field or an id
-        that is already in flight, RejectedError if the queue is full, EngineUnavailableError if the engine is not running.
+        that is already in flight, RejectedError if the queue is full, EngineUnavailableError if it is not running.
         """
         ...
 

@@ -41,7 +41,7 @@ def cite(text: str, passages: Sequence[Passage], *, index: int = 0) -> tuple[Cit
 
 
 def support(sentence: str, passage: Passage) -> float:
-    """Return how far a passage supports a sentence, 0 to 1: the share of its content terms, 0 if a number is missing."""
+    """Return how far a passage supports a sentence: the share of its content terms, 0 if a number is missing."""
     if sum(terms(sentence).values()) < MIN_TERMS or numbers(sentence) - numbers(f"{passage.title} {passage.text}"):
         return 0.0
     return overlap(sentence, f"{passage.title} {passage.text}")

@@ -25,14 +25,13 @@ _SENTENCE_END = re.compile(
     r"|(?<=\n)"
 )
 _TERM = re.compile(r"\d+(?:[.,:]\d+)*|[A-Za-z]+(?:['’][a-z]+)?|[㐀-鿿豈-﫿]+")
-_STOP_WORDS = frozenset(
-    """
+_STOP_TEXT = """
     a an and any are as at be been but by can could did do does for from had has have he her his how i if in into is it
     its it's i'm may me more much my no not of on one or our out she should so some than that the their them then there
     these they this to too up us was we were what when where which who why will with would you your don't many long
     please tell know need want get
-    """.split()
-)
+"""
+_STOP_WORDS = frozenset(_STOP_TEXT.split())
 _ASKS_NUMBER = re.compile(
     r"\b(?:how (?:many|much|long|often|soon|fast|quickly|big|far|heavy|large)|when|price|cost|fee|percent|weight|size"
     r"|temperature|number|maximum|minimum|deadline|amount|what time)\b|多少|几|多久|多长|什么时候|多大|多重|电话|费",
@@ -98,7 +97,7 @@ def best_sentences(question: str, passages: Sequence[Passage]) -> list[tuple[flo
     """Return all sentences of the passages, those that answer the question first, with their scores.
 
     A sentence counts for the share of the question's rare terms that it has, its passage for half of that; it gains
-    by an earlier passage, by standing first (a passage states its fact there), and by a number that the question asks for.
+    by an earlier passage, by standing first (a passage states its fact there), and by a number that is asked for.
     """
     texts = [f"{passage.title} {passage.text}" for passage in passages]
     weights, wanted = rarity(texts), terms(question).keys()
@@ -116,7 +115,7 @@ def best_sentences(question: str, passages: Sequence[Passage]) -> list[tuple[flo
 
 
 def is_supported(sentence: str, source: str) -> bool:
-    """Say whether a sentence adds nothing to a source: nearly all content terms, all numbers, the same negation."""
+    """Say whether a sentence adds nothing: nearly all content terms, all numbers, the same negation."""
     if sum(terms(sentence).values()) < 2 or numbers(sentence) - numbers(source):
         return False
     if bool(_NEGATION.search(sentence)) != bool(_NEGATION.search(source)):

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.errors import InternalError
+from schemas.tokens import FinishReason
+from tests.workers.generation.fakes import ScriptedModel, scripted_core
+from workers.generation.engine.core import EngineCore
+from workers.generation.engine.protocol import EngineEvent, EngineRequest, Finished, SamplingParams, TokenChunk
+
+GREEDY = SamplingParams(temperature=0, max_tokens=100)
+
+
+class Reader:
+    """Collects the events of one request."""
+
+    def __init__(self) -> None:
+        self.events: list[EngineEvent | Exception] = []
+
+    def text(self, index: int = 0) -> str:
+        return "".join(e.text for e in self.events if isinstance(e, TokenChunk) and e.index == index)
+
+    def num_tokens(self) -> int:
+        return sum(len(e.token_ids) for e in self.events if isinstance(e, TokenChunk))
+
+    @property
+    def finished(self) -> Finished:
+        (found,) = [event for event in self.events if isinstance(event, Finished)]
+        assert found is self.events[-1]
+        return found
+
+
+def request(name: str = "r", prompt: str = "Hi", sampling: SamplingParams = GREEDY) -> EngineRequest:
+    return EngineRequest(request_id=name, prompt=tuple(prompt.encode()), sampling=sampling)
+
+
+def run(core: EngineCore, max_steps: int = 1_000) -> None:
+    for _ in range(max_steps):
+        if core.is_idle:
+            return
+        core.step()
+    raise AssertionError("the engine does not come to rest")
+
+
+def answer(core: EngineCore, **fields: object) -> Reader:
+    reader = Reader()
+    core.add(request(**fields), reader.events.append)  # type: ignore[arg-type]
+    run(core)
+    return reader
+
+
+def test_answer_ends_at_end_of_sequence_and_counts_it() -> None:
+    reader = answer(scripted_core(ScriptedModel("Hello 🌶️ 你好")))
+    assert reader.text() == "Hello 🌶️ 你好"
+    assert reader.finished.choices[0].finish_reason is FinishReason.STOP
+    assert reader.finished.usage.completion_tokens == reader.num_tokens() == len("Hello 🌶️ 你好".encode()) + 1
+    assert reader.finished.usage.prompt_tokens == 2
+
+
+def test_max_tokens_cuts_and_says_length() -> None:
+    reader = answer(scripted_core(ScriptedModel("Hello")), sampling=replace(GREEDY, max_tokens=3))
+    assert reader.text() == "Hel"
+    assert reader.finished.choices[0].finish_reason is FinishReason.LENGTH
+
+
+def test_context_bounds_max_tokens() -> None:
+    reader = answer(scripted_core(ScriptedModel("x" * 50), max_context=12), prompt="12345678")
+    assert reader.text() == "xxxx"
+    assert reader.finished.choices[0].finish_reason is FinishReason.LENGTH
+
+
+def test_stop_string_is_cut_and_named() -> None:
+    reader = answer(scripted_core(ScriptedModel("one two three")), sampling=replace(GREEDY, stop=(" tw",)))
+    assert reader.text() == "one"
+    assert reader.finished.choices[0].stop_reason == " tw"
+    assert reader.finished.usage.completion_tokens == reader.num_tokens() == 6
+
+
+def test_stop_token_ends_without_its_text() -> None:
+    sampling = replace(GREEDY, stop_token_ids=frozenset({ord("l")}))
+    reader = answer(scripted_core(ScriptedModel("Hello")), sampling=sampling)
+    assert reader.text() == "He"
+    assert reader.finished.choices[0].stop_reason == ord("l")
+
+
+def test_long_prompt_is_read_in_chunks_while_others_decode() -> None:
+    model = ScriptedModel("abcdef")
+    core = scripted_core(model, prefill_chunk=4)
+    first, second = Reader(), Reader()
+    core.add(request("a"), first.events.append)
+    core.step()
+    core.add(request("b", prompt="x" * 10), second.events.append)
+    before = len(first.events)
+    core.step()
+    core.step()
+    assert len(first.events) == before + 2  # one token in each step of the other's prefill
+    assert not second.events
+    run(core)
+    assert first.text() == second.text() == "abcdef"
+
+
+def test_n_choices_share_one_prefill_and_end_apart() -> None:
+    model = ScriptedModel("ab", peak=6.0)
+    core = scripted_core(model)
+    reader = answer(core, sampling=SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=20))
+    assert [end.index for end in reader.finished.choices] == [0, 1, 2]
+    assert (
+        len({tuple(e.token_ids for e in reader.events if isinstance(e, TokenChunk) and e.index == i) for i in range(3)})
+        > 1
+    )
+    assert reader.finished.usage.completion_tokens == reader.num_tokens()
+    assert core.scheduler.num_free == 4
+
+
+def test_more_requests_than_slots_wait_in_order() -> None:
+    core = scripted_core(ScriptedModel("ab"), num_slots=2)
+    order: list[str] = []
+    for name in "abcde":
+        core.add(request(name), lambda event, name=name: order.append(name) if isinstance(event, Finished) else None)  # type: ignore[misc]
+    core.step()
+    assert (core.scheduler.num_running, core.scheduler.num_waiting) == (2, 3)
+    run(core)
+    assert order == list("abcde")
+
+
+def test_abort_takes_effect_at_once_wherever_the_request_is() -> None:
+    core = scripted_core(ScriptedModel("x" * 90), num_slots=1, prefill_chunk=2)
+    readers = [Reader() for _ in range(3)]
+    decoding, prefilling, waiting = (
+        core.add(request(str(place), prompt="abc"), reader.events.append) for place, reader in enumerate(readers)
+    )
+    assert decoding and prefilling and waiting
+    for _ in range(3):
+        core.step()
+    core.abort(waiting)
+    core.abort(decoding)
+    core.step()
+    core.abort(prefilling)
+    core.abort(prefilling)
+    assert core.is_idle
+    assert core.scheduler.num_free == 1
+    assert [reader.finished.choices[0].finish_reason for reader in readers] == [FinishReason.ABORT] * 3
+    assert readers[0].finished.usage.completion_tokens == readers[0].num_tokens() == 2
+
+
+def test_failing_step_costs_only_the_request_that_fails_alone() -> None:
+    model = ScriptedModel("ab")
+    core = scripted_core(model)
+    good, bad = Reader(), Reader()
+    core.add(request("good"), good.events.append)
+    core.step()
+    model.fails = frozenset({200})
+    core.add(EngineRequest(request_id="bad", prompt=(200,), sampling=GREEDY), bad.events.append)
+    run(core)
+    assert good.text() == "ab"
+    assert isinstance(bad.events[-1], InternalError)
+    assert core.scheduler.num_free == 4
+
+
+def test_fault_in_one_sampling_spares_the_neighbours() -> None:
+    model = ScriptedModel("abc")
+    core = scripted_core(model)
+    bad, good = Reader(), Reader()
+    core.add(request("bad"), bad.events.append)
+    core.add(request("good"), good.events.append)
+    core.step()
+    model.broken = frozenset({0})
+    run(core)
+    assert isinstance(bad.events[-1], InternalError)
+    assert good.text() == "abc"
+
+
+def test_model_that_fails_for_everybody_again_and_again_is_given_up() -> None:
+    model = ScriptedModel()
+    model.fails = frozenset(range(512))
+    core = scripted_core(model)
+    core.add(request("1"), Reader().events.append)
+    core.step()
+    core.add(request("2"), Reader().events.append)
+    core.step()
+    core.add(request("3"), Reader().events.append)
+    with pytest.raises(RuntimeError, match="3 steps in a row"):
+        core.step()
+
+
+def test_a_thousand_aborts_leak_no_slot() -> None:
+    core = scripted_core(ScriptedModel("x" * 90))
+    for count in range(1_000):
+        active = core.add(request(str(count)), lambda event: None)
+        assert active is not None
+        if count % 3:
+            core.step()
+        core.abort(active)
+    assert core.is_idle
+    assert core.scheduler.num_free == 4
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(["add", "abort", "step"]), st.integers(1, 3), st.integers(1, 9)), max_size=40)
+)
+def test_any_order_of_events_ends_every_request_once_and_frees_all_slots(events: list[tuple[str, int, int]]) -> None:
+    core = scripted_core(ScriptedModel("abcd"), num_slots=3, prefill_chunk=3)
+    readers, active = [], []
+    for kind, n, length in events:
+        if kind == "add":
+            readers.append(Reader())
+            added = core.add(request(prompt="x" * length, sampling=replace(GREEDY, n=n)), readers[-1].events.append)
+            active.append(added)
+        elif kind == "abort" and active and active[length % len(active)] is not None:
+            core.abort(active[length % len(active)])  # type: ignore[arg-type]
+        else:
+            core.step()
+    run(core)
+    assert core.scheduler.num_free == 3
+    for reader in readers:
+        assert reader.finished.usage.completion_tokens == reader.num_tokens()

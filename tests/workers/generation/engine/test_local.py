@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import (
+    ConfigError,
+    EngineUnavailableError,
+    InvalidRequestError,
+    PromptTooLongError,
+    RejectedError,
+)
+from schemas.tokens import FinishReason
+from tests.workers.generation.fakes import ScriptedModel, scripted
+from workers.generation.engine.fake import FakeEngine
+from workers.generation.engine.loader import Loaded, LocalEngineSettings
+from workers.generation.engine.local import LocalEngine
+from workers.generation.engine.protocol import (
+    Engine,
+    EngineRequest,
+    EngineStream,
+    Finished,
+    SamplingParams,
+    TokenChunk,
+)
+
+GREEDY = SamplingParams(temperature=0, max_tokens=400)
+NOWHERE = Path("nowhere")
+
+
+def local(model: ScriptedModel, **settings: int) -> LocalEngine:
+    chosen = LocalEngineSettings(**{"max_sequences": 4, "max_context": 512, **settings})  # type: ignore[arg-type]
+
+    def load(folder: Path, given: LocalEngineSettings) -> Loaded:
+        return scripted(model, num_slots=given.max_sequences, max_context=given.max_context)
+
+    return LocalEngine(NOWHERE, chosen, load_model=load)
+
+
+@pytest.fixture(params=["local", "fake"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    """Both engines keep the same contract."""
+    made: Engine = (
+        local(ScriptedModel("Hello 你好."), max_waiting=4)
+        if request.param == "local"
+        else FakeEngine("Hello 你好.", max_sequences=4, max_context=512, max_waiting=4)
+    )
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def ask(name: str = "r", prompt: str = "Hi", sampling: SamplingParams = GREEDY) -> EngineRequest:
+    return EngineRequest(request_id=name, prompt=tuple(prompt.encode()), sampling=sampling)
+
+
+async def read(stream: EngineStream) -> tuple[str, Finished]:
+    text, finished = "", None
+    async for event in stream:
+        if isinstance(event, TokenChunk):
+            text += event.text
+        else:
+            finished = event
+    assert finished is not None
+    return text, finished
+
+
+async def test_stream_carries_the_text_and_one_end(engine: Engine) -> None:
+    text, finished = await read(engine.submit(ask()))
+    assert text == "Hello 你好."
+    assert finished.usage.completion_tokens == len("Hello 你好.".encode()) + 1
+
+
+async def test_requests_run_together_and_their_ids_may_be_used_again(engine: Engine) -> None:
+    results = await asyncio.gather(*(read(engine.submit(ask(f"r{place}"))) for place in range(6)))
+    assert {text for text, _ in results} == {"Hello 你好."}
+    assert (await read(engine.submit(ask("r0"))))[0] == "Hello 你好."
+
+
+async def test_unusable_requests_are_refused_and_others_go_on(engine: Engine) -> None:
+    stream = engine.submit(ask("good"))
+    with pytest.raises(PromptTooLongError):
+        engine.submit(ask("long", prompt="x" * 512))
+    for sampling in (SamplingParams(n=5), SamplingParams(max_tokens=0), SamplingParams(temperature=float("nan"))):
+        with pytest.raises(InvalidRequestError):
+            engine.submit(ask("bad", sampling=sampling))
+    with pytest.raises(InvalidRequestError):
+        engine.submit(ask("empty", prompt=""))
+    with pytest.raises(InvalidRequestError, match="already in flight"):
+        engine.submit(ask("good"))
+    assert (await read(stream))[0] == "Hello 你好."
+
+
+async def test_full_queue_refuses_for_now(engine: Engine) -> None:
+    streams = [engine.submit(ask(f"r{place}")) for place in range(8)]
+    with pytest.raises(RejectedError):
+        engine.submit(ask("one more"))
+    await asyncio.gather(*map(read, streams))
+
+
+async def test_longest_prompt_that_fits_gets_its_one_token(engine: Engine) -> None:
+    text, finished = await read(engine.submit(ask(prompt="x" * 511)))
+    assert text == "H"
+    assert finished.choices[0].finish_reason is FinishReason.LENGTH
+
+
+async def test_abort_ends_the_stream_and_frees_the_id_at_once(engine: Engine) -> None:
+    stream = engine.submit(ask("again"))
+    engine.abort("again")
+    engine.abort("unknown")
+    second = engine.submit(ask("again"))
+    _, finished = await read(stream)
+    assert finished.choices[0].finish_reason in (FinishReason.ABORT, FinishReason.STOP)
+    assert (await read(second))[0] == "Hello 你好."
+
+
+async def test_stop_ends_open_streams_and_refuses_new_ones(engine: Engine) -> None:
+    streams = [engine.submit(ask(f"r{place}")) for place in range(8)]
+    await engine.stop()
+    await engine.stop()
+    ends = await asyncio.gather(*map(read, streams), return_exceptions=True)
+    assert all(isinstance(end, tuple | EngineUnavailableError) for end in ends)
+    assert any(isinstance(end, EngineUnavailableError) for end in ends)
+    with pytest.raises(EngineUnavailableError):
+        engine.submit(ask("late"))
+
+
+async def test_a_thousand_starts_and_aborts_leave_everything_free() -> None:
+    engine = local(ScriptedModel("x" * 300))
+    await engine.start()
+    for count in range(1_000):
+        stream = engine.submit(ask(f"r{count}"))
+        if count % 2:
+            await anext(stream)
+        engine.abort(f"r{count}")
+        _, finished = await read(stream)
+        assert finished.choices[0].finish_reason is FinishReason.ABORT
+    await read(engine.submit(ask("last")))
+    assert engine.statistics().free_slots >= 3  # the last one's slot is counted free by the next step's report
+    assert engine.statistics().running <= 1
+    await engine.stop()
+
+
+async def test_dead_thread_fails_every_stream_and_every_submit() -> None:
+    model = ScriptedModel("x" * 300)
+    engine = local(model)
+    await engine.start()
+    streams = [engine.submit(ask(f"r{place}")) for place in range(3)]
+    await anext(streams[0])
+
+    def die(*_: object) -> None:
+        raise SystemExit("killed")
+
+    model.forward = die  # type: ignore[method-assign, assignment]
+    for stream in streams:
+        with pytest.raises(EngineUnavailableError, match="died"):
+            await read(stream)
+    assert "died" in engine.statistics().failure
+    with pytest.raises(EngineUnavailableError, match="died"):
+        engine.submit(ask("late"))
+    await engine.stop()
+
+
+async def test_event_loop_never_waits_for_a_step() -> None:
+    model, gate = ScriptedModel("ab"), threading.Event()
+    forward = model.forward
+
+    def slow(*parts: object) -> object:
+        assert gate.wait(10)
+        return forward(*parts)  # type: ignore[arg-type]
+
+    model.forward = slow  # type: ignore[method-assign, assignment]
+    engine = local(model)
+    await engine.start()
+    stream = engine.submit(ask())
+    engine.abort("unknown")
+    assert engine.statistics().num_finished == 0  # all of this while the step hangs
+    gate.set()
+    assert (await read(stream))[0] == "ab"
+    await engine.stop()
+
+
+async def test_engine_that_cannot_load_says_why() -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        await LocalEngine(NOWHERE).start()
+    with pytest.raises(EngineUnavailableError, match="has not started"):
+        LocalEngine(NOWHERE).submit(ask())
