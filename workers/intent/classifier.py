@@ -16,7 +16,7 @@ import numpy as np
 from schemas.intent import IntentResult
 from workers.intent.complexity import complexity
 from workers.intent.features import Matrix, SentenceEncoder, text_features
-from workers.intent.head import DEFAULT_FOLDER, OUT_OF_SCOPE, Calibration, Head, load_head
+from workers.intent.head import DEFAULT_FOLDER, OUT_OF_SCOPE, Calibration, Head, Provenance, load_head
 from workers.intent.language import detect_language, resolve_language
 
 NUM_ALTERNATIVES = 3
@@ -45,6 +45,11 @@ class IntentClassifier:
     def labels(self) -> tuple[str, ...]:
         """Return the intents that the head knows."""
         return self._head.metadata.labels
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Return where the head comes from."""
+        return self._head.metadata.provenance
 
     def classify(self, texts: Sequence[str], languages: Sequence[str | None] | None = None) -> list[IntentResult]:
         """Return one result per text, in order; `languages` are those that clients have stated.

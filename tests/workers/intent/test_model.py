@@ -13,6 +13,7 @@ from workers.encoder import Encoder
 from workers.intent.classifier import IntentClassifier
 from workers.intent.dataset import TEST_SPLIT, load_rows
 from workers.intent.evaluate import evaluate
+from workers.intent.glossary import glossary_sha256
 from workers.intent.head import DEFAULT_FOLDER
 
 pytestmark = pytest.mark.model
@@ -47,6 +48,11 @@ def test_a_short_request_takes_milliseconds(classifier: IntentClassifier) -> Non
         times_ms.append((time.perf_counter() - started) * 1000)
     # 15 ms on an idle machine; the median of a busy one may be higher.
     assert statistics.median(times_ms) < 60
+
+
+def test_the_shipped_head_was_trained_on_the_shipped_glossary(classifier: IntentClassifier) -> None:
+    assert classifier.provenance is not None
+    assert classifier.provenance.glossary_sha256 == glossary_sha256()
 
 
 def test_the_shipped_weights_are_small() -> None:
