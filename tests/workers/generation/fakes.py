@@ -17,8 +17,8 @@ from workers.generation.engine.protocol import EngineIdentity
 from workers.generation.prompt import ChatTemplate, Prompter
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] }}"
+    "{{ '<|im_end|>' + '\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 CORPUS = ["The shop opens at nine and closes at seven.", "Return the shoes within 30 days.", "你好，世界", "🌶️ é👨‍👩‍👧"]
 

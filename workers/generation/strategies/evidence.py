@@ -20,7 +20,7 @@ from schemas.retrieval import Passage
 
 _SENTENCE_END = re.compile(
     r"(?<=[。！？；])"  # Chinese marks end a sentence wherever they stand
-    r"|(?<=[.!?])(?=[\"')\]]*\s)(?<!\b[A-Za-z]\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bNo\.)(?<!\b[ap]\.m\.)"
+    r"|(?<=[.!?])(?=\s)(?<!\b[A-Za-z]\.)(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bNo\.)(?<!\b[ap]\.m\.)"
     r"|(?<=[.!?][\"')\]])(?=\s)"
     r"|(?<=\n)"
 )

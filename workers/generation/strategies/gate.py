@@ -11,6 +11,8 @@ from collections.abc import Callable
 from workers.generation.engine.protocol import TokenChunk
 from workers.generation.strategies.evidence import sentences
 
+SENTENCE_MARKS = (".", "!", "?", "。", "！", "？", '."', '!"', '?"', ".”", "!”", "?”", ".)", "。”")
+
 
 class SentenceGate:
     """The gate of one choice. `is_closed` after a refusal."""
@@ -30,24 +32,27 @@ class SentenceGate:
         found = sentences(self._text)
         if len(found) < 2:
             return []
-        return self._judge([sentence.text for sentence in found[:-1]], found[-1].start)
+        return self._judge([sentence.text for sentence in found[:-1]], found[-2].end, found[-1].start)
 
     def flush(self) -> list[TokenChunk]:
-        """Return the rest if its last sentence is accepted: the text is over."""
-        if self.is_closed:
-            return []
+        """Return the rest if it is a whole sentence that is accepted: the text is over."""
         rest = self._text.strip()
-        released = self._judge([rest] if rest else [], len(self._text))
+        released: list[TokenChunk] = []
+        if not self.is_closed and rest.endswith(SENTENCE_MARKS):
+            released = self._judge([rest], len(self._text), len(self._text))
         self.is_closed = True
         return released
 
-    def _judge(self, complete: list[str], cut: int) -> list[TokenChunk]:
+    def _judge(self, complete: list[str], end: int, next_start: int) -> list[TokenChunk]:
+        """Release the chunks up to `end`, where the last complete sentence ends; one may reach up to the next."""
         if not all(map(self._may_publish, complete)):
             self.is_closed = True
             return []
-        count = sum(end <= cut for _, end in self._held)
+        count = place = 0
+        while count < len(self._held) and place < end and self._held[count][1] <= next_start:
+            place = self._held[count][1]
+            count += 1
         released = [chunk for chunk, _ in self._held[:count]]
-        place = self._held[count - 1][1] if count else 0
         self._text = self._text[place:]
-        self._held = [(chunk, end - place) for chunk, end in self._held[count:]]
+        self._held = [(chunk, stop - place) for chunk, stop in self._held[count:]]
         return released

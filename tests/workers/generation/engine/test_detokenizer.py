@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +29,7 @@ def test_unfinished_character_is_flushed_as_the_full_decode_shows_it() -> None:
 def test_any_bytes_cut_anywhere_equal_the_full_decode(raw: bytes, cuts: list[int]) -> None:
     places = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
     detokenizer = Detokenizer()
-    text = "".join(detokenizer.push(raw[a:b]) for a, b in zip(places, places[1:], strict=False))
+    text = "".join(detokenizer.push(raw[a:b]) for a, b in pairwise(places))
     assert text + detokenizer.flush() == raw.decode("utf-8", "replace")
 
 
@@ -68,7 +70,7 @@ def test_filter_gives_the_same_text_however_it_is_cut(text: str, stops: list[str
     expected = whole.push(text) + whole.flush()
     cut_filter, published = StopFilter(stops), ""
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         published += cut_filter.push(text[start:end])
         assert not any(stop in published for stop in stops)
         assert expected.startswith(published)
