@@ -90,7 +90,7 @@ async def stop_consumer(consumer: Any, close_ms: int) -> None:
     """Stop a consumer in bounded time, whatever state it is in."""
 
     async def leave_nothing() -> None:
-        if consumer._coordinator is not None:
+        if consumer._coordinator is not None and consumer._group_id is not None:
             await _within(ABANDON_S, consumer._coordinator._stop_heartbeat_task)
             await _within(ABANDON_S, consumer._coordinator._stop_commit_offsets_refresh_task)
         if consumer._fetcher is not None:
@@ -110,12 +110,19 @@ async def stop_producer(producer: Any, close_ms: int) -> None:
 
 
 async def _within(timeout_s: float, stop: Callable[[], Awaitable[None]]) -> bool:
+    task = asyncio.current_task()
+    assert task is not None
+    num_cancels = task.cancelling()
     try:
         async with asyncio.timeout(timeout_s):
             await stop()
     except (TimeoutError, kafka_errors.KafkaError, OSError) as error:
         log.warning("kafka_stop_failed", error=_text(error))
         return False
+    except asyncio.CancelledError:
+        if task.cancelling() > num_cancels:
+            raise
+        return False  # not ours: aiokafka lets that of a task of its own through, if it had not begun yet
     return True
 
 

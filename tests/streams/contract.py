@@ -169,6 +169,11 @@ class BrokerContract:
         await reader.close()
         await reader.close()
 
+    async def test_a_reader_may_be_closed_at_once(self, broker: Broker, topic: str) -> None:
+        (place,) = await create(broker, topic)
+        for offset in (0, None):
+            await (await broker.reader({place: offset})).close()
+
     async def test_a_reader_can_be_sought_back(self, broker: Broker, topic: str) -> None:
         (place,) = await create(broker, topic)
         await produce(broker, topic, 5)
