@@ -70,7 +70,7 @@ def test_demo_answers_with_the_right_number_and_its_source_and_leaves_nothing(ho
     assert list(home.iterdir()) == []
 
 
-def test_killed_worker_shows_in_status_and_another_takes_its_place(home: Path) -> None:
+def test_killed_worker_shows_in_status_and_an_answer_can_be_replayed(home: Path) -> None:
     found = told(gea(home, "demo", "--keep", "--json"))
     assert told(gea(home, "replay", found["request_id"], "--json"))["answer"] == found["answer"]
     state = StackFolder("default", home).load()
