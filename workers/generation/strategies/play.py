@@ -36,12 +36,15 @@ async def play(engine: Engine, plan: Plan, request_id: str) -> AsyncIterator[Eng
             yield event
         return
     choices = [_Choice(plan, index) for index in range(plan.sampling.n)]
-    for choice in choices:
-        for chunk in choice.fixed_chunks(engine.tokenizer):
-            yield chunk
-    finished = None
+    fixed = [chunk for choice in choices for chunk in choice.fixed_chunks(engine.tokenizer)]
+    stream = None
     if plan.prompt is not None and any(choice.end is None for choice in choices):
-        async for event in engine.submit(_request(plan, request_id)):
+        stream = engine.submit(_request(plan, request_id))  # refused before anything is published
+    for chunk in fixed:
+        yield chunk
+    finished = None
+    if stream is not None:
+        async for event in stream:
             if isinstance(event, Finished):
                 finished = event
                 break

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.errors import ConfigError, InvalidRequestError, PromptTooLongError
+from schemas.errors import ConfigError, EngineUnavailableError, InvalidRequestError, PromptTooLongError
 from schemas.intent import IntentResult
 from schemas.request import GenerationRequest, Message, Role, Strategy
 from schemas.retrieval import Passage
@@ -223,6 +223,14 @@ async def test_abort_of_a_played_plan_is_told_as_abort() -> None:
             reasons.append(event.choices[0].finish_reason)
     assert reasons == [FinishReason.ABORT]
     await engine.stop()
+
+
+async def test_engine_that_refuses_is_heard_before_anything_is_published() -> None:
+    engine, events = FakeEngine(""), []
+    with pytest.raises(EngineUnavailableError):
+        async for event in play(engine, plan_of(Strategy.KNOWLEDGE, ask(), passages=(SHOES,)), "r"):
+            events.append(event)
+    assert not events
 
 
 def test_unknown_strategy_is_refused() -> None:
