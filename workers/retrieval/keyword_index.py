@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import tantivy
 
-from workers.retrieval.terms import terms
+from workers.retrieval.terms import PAIR_MARK, terms
 
 MAX_QUERY_TERMS = 64  # a question of a thousand words is searched by its rarest ones
 _ID, _TERMS = "id", "terms"
@@ -26,8 +26,8 @@ _WRITER_BYTES = 15_000_000
 class KeywordHit:
     """A passage found by its words.
 
-    `score` is BM25 (k1 1.2, b 0.75). `coverage` is the score over the weight of all terms of the question, unknown
-    ones included: about 1 where the passage has every term once, near 0 where it shares a common word only.
+    `score` is BM25 (k1 1.2, b 0.75). `coverage` is the score over the weight of all words of the question, unknown
+    ones included: about 1 where the passage has every word once, near 0 where it shares a common word only.
     """
 
     id: str
@@ -66,7 +66,8 @@ class KeywordIndex:
         """Return at most k passages that share a term with the text, best first; equal scores in order of the ids."""
         searcher = self._index.searcher()
         weights = {term: _idf(searcher, term) for term in terms(text)}
-        total = sum(weights.values())
+        # Pairs of characters are evidence on top: those at the seams of a question's words are in no passage.
+        total = sum(weight for term, weight in weights.items() if not term.endswith(PAIR_MARK)) or math.inf
         rarest = sorted(weights, key=lambda term: (-weights[term], term))[:MAX_QUERY_TERMS]
         if k <= 0 or not rarest or not searcher.num_docs:
             return []

@@ -18,6 +18,7 @@ from typing import Any
 import Stemmer
 
 MAX_TERM_CHARS = 64
+PAIR_MARK = "_"  # keeps pairs of characters and words apart: each has its own weight
 
 CJK = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _LATIN = rf"(?:(?![{CJK}])[^\W_])+"  # letters and digits of all scripts that put spaces between words
@@ -40,7 +41,7 @@ _ENGLISH_STOP_WORDS = """
 _CHINESE_STOP_WORDS = """
     的 了 吗 呢 吧 啊 呀 嘛 么 我 你 您 他 她 它 我们 你们 他们 是 在 有 和 与 或 及 也 都 就 还 把 被 给 对 从 到 为
     这 那 这个 那个 哪 哪个 哪些 什么 怎么 怎样 如何 为什么 多少 几 请 请问 可以 能 能不能 可不可以 要 会 一个 一下
-    很 又 而 不 没 没有 如果 的话 后 里 上 下 个
+    很 又 而 不 没 没有 如果 的话 后 里 上 下 个 多 多久 多大 多长 时候 什么时候 应该 才 几天
 """
 ENGLISH_STOP_WORDS = frozenset(_ENGLISH_STOP_WORDS.split())
 CHINESE_STOP_WORDS = frozenset(_CHINESE_STOP_WORDS.split())
@@ -97,13 +98,20 @@ def _word_terms(word: str) -> Iterator[str]:
 
 
 def _cjk_terms(text: str) -> Iterator[str]:
-    for word in _dictionary().cut_for_search(text):
-        if word not in CHINESE_STOP_WORDS:
-            yield word
+    stretch = ""  # of words that are no stop words: pairs do not reach over "什么" or "的"
+    for word in _dictionary().cut(text):
+        if word in CHINESE_STOP_WORDS:
+            yield from _pairs(stretch)
+            stretch = ""
+            continue
+        yield from _dictionary().cut_for_search(word)
+        stretch += word
+    yield from _pairs(stretch)
+
+
+def _pairs(text: str) -> Iterator[str]:
     for start in range(len(text) - 1):
-        pair = text[start : start + 2]
-        if not all(character in CHINESE_STOP_WORDS for character in pair):
-            yield f"{pair}_"  # the mark keeps pairs and words apart: each has its own weight
+        yield text[start : start + 2] + PAIR_MARK
 
 
 def _without_accents(word: str) -> str:

@@ -10,7 +10,8 @@ from workers.retrieval.vector_index import VectorIndex
 
 def unit(*rows: tuple[float, ...]) -> Vectors:
     vectors = np.array(rows, dtype=np.float32)
-    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    unit_vectors: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit_vectors
 
 
 def test_nearest_come_first_and_k_may_exceed_the_index() -> None:
