@@ -23,6 +23,8 @@ ROUTES = "gea.routes"
 DEAD_LETTER = "gea.dead-letter"
 
 COMPACTED = (("cleanup.policy", "compact"), ("max.message.bytes", str(MAX_MESSAGE_BYTES)))
+# Heartbeats come each second: small segments, so that compaction keeps up and a reader's start stays short.
+HEARTBEATS = (*COMPACTED, ("segment.ms", str(TOKEN_SEGMENT_MS)), ("delete.retention.ms", str(TOKEN_SEGMENT_MS)))
 PLAIN = (("cleanup.policy", "delete"), ("max.message.bytes", str(MAX_MESSAGE_BYTES)))
 EXPIRING = (*PLAIN, ("retention.ms", str(TOKEN_RETENTION_MS)), ("segment.ms", str(TOKEN_SEGMENT_MS)))
 KEPT = (*PLAIN, ("retention.ms", "-1"))
@@ -43,7 +45,7 @@ def topic_specs(partitions: int, replication: int = 1, colours: tuple[str, ...] 
     small = min(partitions, 4)  # views that every worker reads whole: more partitions only cost connections
     pools = [pool_topic(pool, colour) for pool in Pool if pool is not Pool.ROUTER for colour in colours]
     wide = [(REQUESTS, PLAIN), *((topic, PLAIN) for topic in pools), (TOKENS, EXPIRING)]
-    narrow = [(DOCUMENTS, COMPACTED), (WORKERS, COMPACTED), (ROUTES, COMPACTED), (DEAD_LETTER, KEPT)]
+    narrow = [(DOCUMENTS, COMPACTED), (WORKERS, HEARTBEATS), (ROUTES, COMPACTED), (DEAD_LETTER, KEPT)]
     return tuple(
         TopicSpec(name=name, num_partitions=count, replication=replication, settings=settings)
         for topics, count in ((wide, partitions), (narrow, small))

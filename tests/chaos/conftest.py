@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,9 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ops.embedded import MissingPrerequisiteError, choose_broker, encoder_folder, language_model_folder
-from ops.embedded.redis import find_redis
-from ops.stack import Part, Role, StackFolder, StackState
+from ops.stack import Part, StackFolder, StackState
+from tests.real_parts import require_whole_stack, stack_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,17 +80,9 @@ class WholeStack:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
     """A stack with the demo's knowledge; stopped afterwards, whatever the tests left of it."""
-    try:
-        find_redis()
-        encoder_folder()
-        language_model_folder()
-        if choose_broker(environ=dict(os.environ)).is_fallback:
-            pytest.skip("Apache Kafka cannot run here: Java or Maven is missing")
-    except MissingPrerequisiteError as missing:
-        pytest.skip(str(missing))
+    require_whole_stack()
     home = tmp_path_factory.mktemp("whole") / "home"
-    own = {key: value for key, value in os.environ.items() if not key.startswith("GEA_") or key == "GEA_CACHE"}
-    made = WholeStack(home, own | {"GEA_HOME": str(home), "PYTHONPATH": str(ROOT)})
+    made = WholeStack(home, stack_environment(home, ROOT))
     try:
         answer = made.gea("up", "--detach", "--json")
         assert answer.returncode == 0, answer.stderr
@@ -102,6 +92,3 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
             process.terminate()
             process.wait(timeout=30)
         made.gea("down", "--all", "--purge")
-
-
-__all__ = ["Role", "WholeStack", "stack"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ops.embedded import MissingPrerequisiteError, choose_broker, encoder_folder, language_model_folder
-from ops.embedded.redis import find_redis
 from ops.stack import StackFolder
+from tests.real_parts import require_whole_stack, stack_environment
 
 pytestmark = [pytest.mark.kafka, pytest.mark.redis, pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,23 +23,15 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
     """A home for stacks; everything in it is stopped afterwards."""
-    try:
-        find_redis()
-        encoder_folder()
-        language_model_folder()
-        if choose_broker(environ=dict(os.environ)).is_fallback:
-            pytest.skip("Apache Kafka cannot run here: Java or Maven is missing")
-    except MissingPrerequisiteError as missing:
-        pytest.skip(str(missing))
+    require_whole_stack()
     yield tmp_path / "home"
     gea(tmp_path / "home", "down", "--all", "--purge")
 
 
 def gea(home: Path, *arguments: str, module: str = "ops.cli") -> subprocess.CompletedProcess[str]:
-    own = {key: value for key, value in os.environ.items() if not key.startswith("GEA_") or key == "GEA_CACHE"}
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env=own | {"GEA_HOME": str(home), "PYTHONPATH": str(ROOT)},
+        env=stack_environment(home, ROOT),
         capture_output=True,
         text=True,
         timeout=300,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -84,6 +85,7 @@ async def test_server_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         log,
     )
     await until_up(parent)
+    await until_up(dataclasses.replace(parent, log=Path(f"{log}2")))  # only then is the child tied to its parent
     child = psutil.Process(int(log.read_text().split()[0]))
     os.kill(parent.pid, signal.SIGKILL)
     await stop(parent)

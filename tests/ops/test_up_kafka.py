@@ -6,7 +6,6 @@ The router needs no model, so these tests take seconds each.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,9 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ops.embedded import MissingPrerequisiteError, choose_broker
-from ops.embedded.redis import find_redis
 from ops.stack import ID_VARIABLE, StackFolder, StackState
+from tests.real_parts import require_servers, stack_environment
 
 pytestmark = [pytest.mark.kafka, pytest.mark.redis, pytest.mark.timeout(180)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +30,7 @@ class Gea:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.started: list[subprocess.Popen[str]] = []
-        own = {key: value for key, value in os.environ.items() if not key.startswith("GEA_") or key == "GEA_CACHE"}
-        self.environ = own | {"GEA_HOME": str(home), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self.environ = stack_environment(home, ROOT)
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         return [sys.executable, "-m", "ops.cli", *arguments]
@@ -78,12 +75,7 @@ class Gea:
 
 @pytest.fixture
 def gea(tmp_path: Path) -> Iterator[Gea]:
-    try:
-        find_redis()
-        if choose_broker(environ=dict(os.environ)).is_fallback:
-            pytest.skip("Apache Kafka cannot run here: Java or Maven is missing")
-    except MissingPrerequisiteError as missing:
-        pytest.skip(str(missing))
+    require_servers()
     found = Gea(tmp_path / "home")
     yield found
     found.run("down", "--all", "--purge")
