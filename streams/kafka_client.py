@@ -83,7 +83,10 @@ def translated(action: str) -> Iterator[None]:
 
 
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if "bootstrap" in str(error):  # aiokafka tells the cause in its log only
+        return f"{error}: does it run there, and do protocol, user, password and certificate fit?"
+    name = type(error).__name__
+    return str(error) if str(error).startswith(name) else f"{name}: {error}"
 
 
 async def stop_consumer(consumer: Any, close_ms: int) -> None:

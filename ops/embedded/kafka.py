@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ops.embedded import process
@@ -40,6 +40,7 @@ class EmbeddedKafka(EmbeddedServer):
         advertised: `host:port` that clients are told to connect to; the broker's own if None
         detached: leave the broker running when this process ends
         cache: folder of the jars; see `cache_folder`
+        extra_listener, extra: a second listener and further settings; see `server_properties`
     """
 
     def __init__(
@@ -52,9 +53,12 @@ class EmbeddedKafka(EmbeddedServer):
         detached: bool = False,
         cache: Path | None = None,
         java_options: Sequence[str] = (),
+        extra_listener: str | None = None,
+        extra: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(folder, (log_folder or folder) / "kafka.log", port=port, detached=detached)
         self._advertised, self._cache, self._java_options = advertised, cache, java_options
+        self._extra_listener, self._extra = extra_listener, extra
 
     @property
     def bootstrap(self) -> str:
@@ -87,6 +91,8 @@ class EmbeddedKafka(EmbeddedServer):
                 port=port,
                 controller_port=process.free_ports(1)[0],
                 advertised=self._advertised,
+                extra_listener=self._extra_listener,
+                extra=self._extra,
             )
         )
         return [*_java_command(java, jars, self._java_options), "kafka.Kafka", str(properties)]

@@ -5,6 +5,7 @@ Values differ from Kafka's defaults only where one node, a laptop or a test asks
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 NODE_ID = 1
@@ -57,19 +58,29 @@ FIXED = {
 }
 
 
-def server_properties(*, data: Path, port: int, controller_port: int, advertised: str | None = None) -> str:
+def server_properties(
+    *,
+    data: Path,
+    port: int,
+    controller_port: int,
+    advertised: str | None = None,
+    extra_listener: str | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> str:
     """Return the text of `server.properties`.
 
-    `advertised` is the `host:port` that clients are told, for instance of a proxy before the broker.
+    `advertised` is the `host:port` that clients are told, for instance of a proxy before the broker. `extra_listener`
+    (`NAME://host:port`) stands beside the plain one; `extra` overrides any setting.
     """
+    also = f",{extra_listener}" if extra_listener else ""
     own = {
         "log.dirs": str(data),
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://{advertised or f'127.0.0.1:{port}'}",
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}{also}",
+        "advertised.listeners": f"PLAINTEXT://{advertised or f'127.0.0.1:{port}'}{also}",
         # A static quorum: the controller's port may differ at each start of the same folder.
         "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:{controller_port}",
     }
-    return "".join(f"{key}={_escape(value)}\n" for key, value in (FIXED | own).items())
+    return "".join(f"{key}={_escape(value)}\n" for key, value in (FIXED | own | dict(extra or {})).items())
 
 
 def _escape(value: str) -> str:

@@ -17,7 +17,7 @@ from schemas.errors import StoreUnavailableError
 from streams.breaker import BreakerState, CircuitBreaker
 from streams.session import SessionStore, Turn
 from streams.settings import StoreSettings
-from streams.store import RedisStore
+from streams.store import RedisStore, redis_client
 from tests.streams.store_contract import check_store
 
 pytestmark = pytest.mark.redis
@@ -132,3 +132,21 @@ async def test_more_calls_than_connections_wait_their_turn(server: EmbeddedRedis
     async with RedisStore(StoreSettings(url=server.url, timeout_ms=5_000), max_connections=2) as store:
         results = await asyncio.gather(*(store.set_if_absent(f"k{n}", b"%d" % n, ttl_s=60) for n in range(200)))
         assert results == [b"%d" % n for n in range(200)]
+
+
+async def test_an_acl_user_is_let_in_by_its_password_and_keeps_to_its_keys(server: EmbeddedRedis) -> None:
+    admin = redis_client(StoreSettings(url=server.url), server.url, 1)
+    keys, categories = ["gea:*", "{gea:*"], ["+@all", "-@dangerous"]
+    await admin.acl_setuser("gea", enabled=True, passwords=["+hush"], keys=keys, categories=categories)
+    await admin.aclose()
+    address = server.url.removeprefix("redis://")
+    async with store_on(f"redis://gea:hush@{address}") as store:
+        sessions = SessionStore(store)
+        assert await sessions.append_turn("t", "s", Turn(request_id="r", user="hi", assistant="ho"))
+        assert [turn.user for turn in await sessions.last_turns("t", "s", 3)] == ["hi"]
+        with pytest.raises(StoreUnavailableError):
+            await store.set("other", b"v", ttl_s=1)
+    async with store_on(f"redis://gea:wrong@{address}") as store:
+        with pytest.raises(StoreUnavailableError) as caught:
+            await store.ping()
+    assert "gea:wrong" not in str(caught.value)
