@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 def broker_settings(kafka: KafkaSection, *, client_id: str = "gea") -> BrokerSettings:
     """Return how to reach Kafka. Raises ConfigError."""
-    tls = Tls(ca_file=kafka.ssl_cafile, cert_file=kafka.ssl_certfile, key_file=kafka.ssl_keyfile)
+    tls = _tls(kafka)
     security = Security(
         protocol=Protocol(kafka.security_protocol.value),
         mechanism=kafka.sasl_mechanism or Security().mechanism,
@@ -52,8 +52,7 @@ def kafka_broker(settings: Settings, *, client_id: str = "gea") -> KafkaBroker:
 
 def store_settings(redis: RedisSection) -> StoreSettings:
     """Return how to reach Redis. Raises ConfigError."""
-    tls = Tls(ca_file=redis.ssl_cafile, cert_file=redis.ssl_certfile, key_file=redis.ssl_keyfile)
-    return StoreSettings(url=redis.url, state_url=redis.state_url, timeout_ms=redis.timeout_ms, tls=tls)
+    return StoreSettings(url=redis.url, state_url=redis.state_url, timeout_ms=redis.timeout_ms, tls=_tls(redis))
 
 
 def consumer_limits(settings: Settings) -> ConsumerLimits:
@@ -107,3 +106,12 @@ async def start_producer(broker: Broker) -> Producer:
         except UnavailableError as error:
             log.warning("producer_unavailable", reason=error.message)
         await asyncio.sleep(RETRY_S)
+
+
+def _tls(section: KafkaSection | RedisSection) -> Tls:
+    return Tls(
+        ca_file=section.ssl_cafile,
+        cert_file=section.ssl_certfile,
+        key_file=section.ssl_keyfile,
+        is_hostname_checked=section.ssl_check_hostname,
+    )

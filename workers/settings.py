@@ -54,6 +54,7 @@ class KafkaSection(_Section, frozen=True, kw_only=True):
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
+    ssl_check_hostname: bool = True
     partitions: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 64
     replication: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
     request_timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=10_000)] = 10_000
@@ -72,6 +73,7 @@ class RedisSection(_Section, frozen=True, kw_only=True):
     ssl_cafile: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
+    ssl_check_hostname: bool = True
 
 
 class RouterSection(_Section, frozen=True, kw_only=True):
