@@ -35,6 +35,7 @@ class ScriptedModel:
         self._started: dict[int, int] = {}  # slot to the position of its first answer token
         self.fails: frozenset[int] = frozenset()
         self.broken: frozenset[int] = frozenset()  # slots whose logits are NaN
+        self.cleared: list[int] = []
         self.num_steps = 0
 
     def forward(self, decode: DecodeRows | None, prefill: PrefillChunk | None) -> torch.Tensor:
@@ -53,6 +54,9 @@ class ScriptedModel:
 
     def fork(self, source: int, target: int, length: int) -> None:
         self._started[target] = length
+
+    def clear(self, slot: int) -> None:
+        self.cleared.append(slot)
 
     def _row(self, slot: int, place: int) -> torch.Tensor:
         row = torch.zeros(VOCABULARY_SIZE)

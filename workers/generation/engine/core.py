@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import ParamSpec, Protocol
 
 import torch
 
@@ -24,6 +24,7 @@ from workers.generation.engine.sequence import ActiveRequest, Phase, Sequence
 
 MAX_FAILED_STEPS = 3  # in a row and with nothing that worked: then it is the engine, not the requests
 Emit = Callable[[EngineEvent | Exception], None]
+P = ParamSpec("P")
 
 
 class ModelRunner(Protocol):
@@ -35,6 +36,10 @@ class ModelRunner(Protocol):
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of a slot to another."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Forget what stands in a slot: a failure may have left numbers there that are not finite."""
         ...
 
 
@@ -147,14 +152,23 @@ class EngineCore:
             return
         for row, (active, sequence) in enumerate(plan.decode):
             sequence.length += 1
-            self._advance(active, sequence, result[row])
+            self._guarded(active, self._advance, active, sequence, result[row])
         if plan.prefill is not None:
-            self._prefilled(plan.prefill, plan.prefill_end, result[-1])
+            self._guarded(plan.prefill, self._prefilled, plan.prefill, plan.prefill_end, result[-1])
+
+    def _guarded(self, active: ActiveRequest, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Let a request fail alone: at its settings, its tokens or its text, not at its neighbours'."""
+        try:
+            function(*args, **kwargs)
+        except Exception as error:
+            self._fail(active, error)
 
     def _prefilled(self, active: ActiveRequest, end: int, logits: torch.Tensor) -> None:
         """Note a chunk; at the prompt's end give every choice its copy and its first token."""
         active.num_prefilled = active.sequences[0].length = end
         if end < len(active.request.prompt):
+            if not bool(torch.isfinite(logits).all()):
+                raise ValueError("the model returned logits that are not finite")
             return
         active.phase, active.first_token_s = Phase.DECODE, self._clock()
         first, *others = active.sequences
@@ -168,11 +182,7 @@ class EngineCore:
         """Draw a choice's next token and publish it."""
         if active.phase is Phase.DONE:  # another choice of the request has failed in this step
             return
-        try:
-            token_id, logprob = sequence.sampler.sample(logits, len(sequence.output))
-        except Exception as error:  # this request's settings, not its neighbours'
-            self._fail(active, error)
-            return
+        token_id, logprob = sequence.sampler.sample(logits, len(sequence.output))
         sequence.output.append(token_id)
         text = self._text(active, sequence, token_id)
         active.emit(_chunk(sequence.index, text, token_id, logprob))
@@ -208,6 +218,9 @@ class EngineCore:
     def _fail(self, active: ActiveRequest, error: Exception) -> None:
         if active.phase is Phase.DONE:
             return
+        for sequence in active.sequences:
+            if sequence.slot >= 0:
+                self._runner.clear(sequence.slot)
         self.scheduler.remove(active)
         self.num_finished += 1
         active.emit(_request_error(error))

@@ -57,3 +57,8 @@ class SlotCache:
         """Copy the first `length` positions of one slot to another, in all layers."""
         for cache in (self.keys, self.values):
             cache[:, target, :, :length] = cache[:, source, :, :length]
+
+    def clear(self, slot: int) -> None:
+        """Set a slot to zeros in all layers."""
+        for cache in (self.keys, self.values):
+            cache[:, slot] = 0

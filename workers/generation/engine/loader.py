@@ -66,6 +66,10 @@ class SlotRunner:
         """Copy the first `length` positions of a slot to another."""
         self._cache.copy(source, target, length)
 
+    def clear(self, slot: int) -> None:
+        """Forget what stands in a slot."""
+        self._cache.clear(slot)
+
 
 def load(folder: Path, settings: LocalEngineSettings) -> Loaded:
     """Load a model folder and run a first step."""

@@ -20,6 +20,8 @@ from schemas.tokens import TokenLogprob
 from workers.generation.engine.protocol import SamplingParams
 
 GREEDY_BELOW = 1e-3  # below, a difference of 0.02 in the logits is already a factor of e^20
+MIN_DIVISOR = 1e-30  # below, a logit over it leaves the range of fp32
+MAX_SHIFT = 1e30  # above, sums of shifts do; no logit is of that size
 HEAD_SIZE = 1_024  # most top_p heads lie within; sorting 50,000 logits takes ten times as long
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -40,7 +42,7 @@ class Sampler:
             self._counts = torch.zeros(vocab_size)
         bias = {token_id: value for token_id, value in params.logit_bias.items() if 0 <= token_id < vocab_size}
         self._bias_ids = torch.tensor(list(bias), dtype=torch.int64)
-        self._bias = torch.tensor(list(bias.values()), dtype=torch.float32)
+        self._bias = torch.tensor([_bounded(value) for value in bias.values()], dtype=torch.float32)
 
     def sample(self, logits: torch.Tensor, position: int) -> tuple[int, TokenLogprob | None]:
         """Return the token for `position` (0 is the first of the output) and its log-probability, if asked for.
@@ -57,10 +59,12 @@ class Sampler:
     def _penalized(self, logits: torch.Tensor) -> torch.Tensor:
         params, scores = self._params, logits
         if self._seen is not None:  # Keskar et al. 2019, section 4.1, as in transformers
-            shrunk = torch.where(scores < 0, scores * params.repetition_penalty, scores / params.repetition_penalty)
+            factor, divisor = min(params.repetition_penalty, MAX_SHIFT), max(params.repetition_penalty, MIN_DIVISOR)
+            shrunk = torch.where(scores < 0, scores * factor, scores / divisor)
             scores = torch.where(self._seen, shrunk, scores)
         if self._counts is not None:  # as in the OpenAI API
-            scores = scores - params.frequency_penalty * self._counts - params.presence_penalty * (self._counts > 0)
+            frequency, presence = _bounded(params.frequency_penalty), _bounded(params.presence_penalty)
+            scores = scores - frequency * self._counts - presence * (self._counts > 0)
         if len(self._bias_ids):
             scores = scores.index_add(0, self._bias_ids, self._bias)
         return scores
@@ -143,6 +147,10 @@ def gumbel(token_ids: torch.Tensor, key: int) -> torch.Tensor:
     bits = _shift(state ^ _shift(state, 31), 11)  # 53 bits
     uniform = (bits.double() + 0.5) / (1 << 53)
     return -torch.log(-torch.log(uniform))
+
+
+def _bounded(shift: float) -> float:
+    return max(-MAX_SHIFT, min(MAX_SHIFT, shift))
 
 
 def _mix(value: int) -> int:

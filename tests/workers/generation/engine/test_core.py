@@ -10,6 +10,7 @@ from schemas.errors import InternalError
 from schemas.tokens import FinishReason
 from tests.workers.generation.fakes import ScriptedModel, scripted_core
 from workers.generation.engine.core import EngineCore
+from workers.generation.engine.fake import ByteTokenizer
 from workers.generation.engine.protocol import EngineEvent, EngineRequest, Finished, SamplingParams, TokenChunk
 
 GREEDY = SamplingParams(temperature=0, max_tokens=100)
@@ -219,3 +220,103 @@ def test_any_order_of_events_ends_every_request_once_and_frees_all_slots(events:
     assert core.scheduler.num_free == 3
     for reader in readers:
         assert reader.finished.usage.completion_tokens == reader.num_tokens()
+
+
+class BrokenBytes(ByteTokenizer):
+    """Cannot say what the letter e stands for."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id == ord("e"):
+            raise LookupError("no bytes")
+        return super().token_bytes(token_id)
+
+
+def test_text_that_cannot_be_made_fails_its_request_alone() -> None:
+    model = ScriptedModel("Hello.")
+    core = scripted_core(model)
+    core._tokenizer = BrokenBytes()
+    broken, fine = Reader(), Reader()
+    core.add(request("broken"), broken.events.append)
+    core.add(request("fine", sampling=replace(GREEDY, max_tokens=1)), fine.events.append)
+    run(core)
+    assert isinstance(broken.events[-1], InternalError)
+    assert fine.text() == "H"
+    assert core.scheduler.num_free == 4
+
+
+def test_slot_that_cannot_be_copied_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ScriptedModel("Hello.")
+
+    def fork(source: int, target: int, length: int) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model, "fork", fork)
+    core = scripted_core(model)
+    many, fine = Reader(), Reader()
+    core.add(request("many", sampling=replace(GREEDY, n=2)), many.events.append)
+    core.add(request("fine"), fine.events.append)
+    run(core)
+    assert isinstance(many.events[-1], InternalError)
+    assert fine.text() == "Hello."
+    assert core.scheduler.num_free == 4
+
+
+def test_slots_of_a_failed_request_are_cleared_before_their_next_owner() -> None:
+    model = ScriptedModel("Hello.")
+    model.broken = frozenset({0})
+    core = scripted_core(model)
+    assert isinstance(answer(core).events[-1], InternalError)
+    assert model.cleared == [0]
+
+
+def test_prompt_whose_first_chunk_breaks_the_numbers_fails_there() -> None:
+    model = ScriptedModel("Hello.")
+    model.broken = frozenset({0})
+    reader = answer(scripted_core(model, prefill_chunk=4), prompt="a long prompt")
+    assert isinstance(reader.events[-1], InternalError)
+    assert (model.num_steps, model.cleared) == (1, [0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            SamplingParams,
+            max_tokens=st.integers(1, 12),
+            temperature=st.sampled_from([0.0, 1e-6, 0.7, 2.0]),
+            top_p=st.sampled_from([0.0, 1e-300, 0.5, 1.0]),
+            top_k=st.sampled_from([0, 1, 7, 1_000_000]),
+            min_p=st.sampled_from([0.0, 5e-324, 1.0]),
+            repetition_penalty=st.sampled_from([5e-324, 1e-6, 1.0, 10.0]),
+            presence_penalty=st.sampled_from([-2.0, 0.0, 2.0]),
+            frequency_penalty=st.sampled_from([-2.0, 0.0, 2.0]),
+            logit_bias=st.dictionaries(st.integers(0, 2**31 - 1) | st.integers(0, 400), st.sampled_from([-100, 100.0])),
+            stop=st.lists(st.sampled_from(["", "l", "lo", "🌶️", "\ufffd", "Hel"]), max_size=3).map(tuple),
+            stop_token_ids=st.frozensets(st.integers(0, 400), max_size=2),
+            logprobs=st.none() | st.integers(0, 20),
+            n=st.integers(1, 4),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(0, 8),
+)
+def test_whatever_is_asked_each_request_ends_once_and_counts_right(asked: list[SamplingParams], abort_at: int) -> None:
+    core = scripted_core(ScriptedModel("Hello 🌶️"), max_context=32, prefill_chunk=4)
+    readers = [Reader() for _ in asked]
+    active = [
+        core.add(request(str(place), "prompt 🌶️", sampling), reader.events.append)
+        for place, (sampling, reader) in enumerate(zip(asked, readers, strict=True))
+    ]
+    for _ in range(abort_at):
+        core.step()
+    if active[0] is not None:
+        core.abort(active[0])
+    run(core)
+    for sampling, reader in zip(asked, readers, strict=True):
+        chunks = [event for event in reader.events if isinstance(event, TokenChunk)]
+        assert reader.finished.usage.completion_tokens == reader.num_tokens()
+        assert [end.index for end in reader.finished.choices] == list(range(sampling.n))
+        assert all((chunk.logprobs is None) == (sampling.logprobs is None) for chunk in chunks)
+        assert not any(text in reader.text(index) for text in sampling.stop if text for index in range(sampling.n))
+    assert core.scheduler.num_free == 4 and core.is_idle

@@ -136,3 +136,21 @@ def test_no_setting_in_its_range_fails(
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=3)
     token_id, _ = Sampler(params, [0], index=0, vocab_size=len(logits)).sample(torch.tensor(logits), 0)
     assert 0 <= token_id < len(logits)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(repetition_penalty=5e-324),
+        SamplingParams(repetition_penalty=1e300),
+        SamplingParams(presence_penalty=1e300),
+        SamplingParams(frequency_penalty=-1e300),
+        SamplingParams(logit_bias={0: 1e300, 1: -1e300}),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_extreme_settings_leave_numbers_that_can_be_compared(params: SamplingParams, temperature: float) -> None:
+    sampler = Sampler(replace(params, temperature=temperature, top_p=0.9), (0, 1), index=0, vocab_size=5)
+    for position in range(4):
+        sampler.sample(LOGITS, position)
+        assert bool(torch.isfinite(sampler._penalized(LOGITS)).all())
