@@ -224,8 +224,11 @@ def _read(path: Path) -> dict[str, Any]:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"configuration {path}: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise ConfigError(f"configuration {path}: not YAML: {place}{error.problem or error.context}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {path}: not YAML: {error}") from error
+        raise ConfigError(f"configuration {path}: not YAML: {' '.join(str(error).split())}") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
