@@ -19,7 +19,7 @@ from ops.commands.stack import KNOWLEDGE, make_plan
 from ops.connection import BOOTSTRAP_VARIABLE, CONFIG_VARIABLE, Connection, find_connection
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME, StackFolder, running_stack
-from ops.terminal import Reporter, command, emit_json, finish, run
+from ops.terminal import Reporter, command, emit_json, finish, run, start
 
 if TYPE_CHECKING:
     from ops.e2e import Outcome, Question
@@ -153,7 +153,7 @@ def _group() -> None:
 
 def main() -> None:
     """Run the command line."""
-    app()
+    start(app)
 
 
 if __name__ == "__main__":

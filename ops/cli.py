@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ops.commands import ask, demo, knowledge, stack, tail, topics, worker
-from ops.terminal import command
+from ops.terminal import command, start
 
 app = typer.Typer(
     name="gea",
@@ -61,7 +61,7 @@ app.add_typer(knowledge.train, name="train")
 
 def main() -> None:
     """Run the command line."""
-    app()
+    start(app)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How commands speak: progress and errors on stderr, results on stdout, one JSON object as its last line if asked.
 
 Every command function is wrapped by `command`: a foreseeable failure becomes one clear line and a non-zero exit code,
-never a stack trace.
+never a stack trace. `start` does the same for wrong use.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import asyncio
 import contextlib
 import functools
 import json
+import logging
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from typer.exceptions import TyperException
 
 from ops.embedded.errors import EmbeddedError
 from ops.errors import CommandError
@@ -72,6 +76,29 @@ class Reporter:
 def emit_json(value: object) -> None:
     """Print one JSON object as the last line of stdout."""
     print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def start(app: typer.Typer) -> NoReturn:
+    """Run a command line in the place of this program. Wrong use becomes one line too, and a JSON object if asked."""
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # every try to connect; our error says it once
+    try:
+        code = app(standalone_mode=False)
+    except TyperException as error:
+        _refuse(error)
+    except typer.Abort:
+        code = INTERRUPTED
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(error: TyperException) -> NoReturn:
+    if message := error.format_message():  # empty where no command was named: help was shown
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else Path(sys.argv[0]).name
+        text = f"{message.rstrip('.')}: see `{path} --help`"
+        Reporter().fail(text)
+        if "--json" in sys.argv:
+            emit_json({"error": {"code": "wrong_use", "message": text}})
+    sys.exit(error.exit_code)
 
 
 def command(function: Callable[P, None]) -> Callable[P, None]:

@@ -6,6 +6,7 @@ This is the one boundary for Kafka's errors. The invariant: nothing waits for a 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ssl import SSLContext, SSLError
@@ -36,6 +37,7 @@ FORBIDDEN = (
     kafka_errors.TopicAuthorizationFailedError,
     kafka_errors.UnsupportedSaslMechanismError,
 )
+BOOTSTRAP_PLACE = re.compile(r"\('([^']+)', (\d+)")  # in aiokafka's "Unable to bootstrap from [('host', 9092, …)]"
 ABANDON_S = 1.0  # for each step of taking a stuck client apart
 
 
@@ -84,7 +86,8 @@ def translated(action: str) -> Iterator[None]:
 
 def _text(error: BaseException) -> str:
     if "bootstrap" in str(error):  # aiokafka tells the cause in its log only
-        return f"{error}: does it run there, and do protocol, user, password and certificate fit?"
+        places = ", ".join(f"{host}:{port}" for host, port in BOOTSTRAP_PLACE.findall(str(error))) or str(error)
+        return f"no connection to Kafka at {places}: does it run there, and do protocol, login and certificate fit?"
     name = type(error).__name__
     return str(error) if str(error).startswith(name) else f"{name}: {error}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -89,6 +90,30 @@ def test_bad_argument_is_named_before_anything_starts(arguments: list[str], name
     assert result.exit_code == 1
     assert named in result.stderr
     assert not list((tmp_path / "home").glob("*/stack.json"))
+
+
+@pytest.mark.parametrize("module", ["ops.cli", "ops.acceptance"])
+@pytest.mark.parametrize("words", [["bogus"], ["--bogus"]], ids=" ".join)
+def test_wrong_use_is_one_line_and_one_json_object(module: str, words: list[str]) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", module, *words, "--json"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert answer.returncode == 2
+    (line,) = answer.stderr.splitlines()
+    assert words[0] in line
+    assert "--help" in line
+    assert json.loads(answer.stdout)["error"]["code"] == "wrong_use"
+
+
+def test_kafka_that_is_away_is_told_in_one_line() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        command = [sys.executable, "-m", "ops.cli", "status", "--kafka", address]
+        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    (line,) = answer.stderr.splitlines()
+    assert address in line
 
 
 def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

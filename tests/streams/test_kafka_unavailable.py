@@ -56,6 +56,13 @@ async def test_a_broker_that_does_not_answer_is_reported_in_bounded_time(
                 await call(broker)
 
 
+@pytest.mark.parametrize("address", ["refused"], indirect=True)
+async def test_the_address_that_nobody_listens_on_is_named(address: str) -> None:
+    async with KafkaBroker(BrokerSettings(bootstrap=address), QUICK) as broker:
+        with pytest.raises(BrokerUnavailableError, match=f"no connection to Kafka at {address}: does it run there"):
+            await broker.partitions("t")
+
+
 async def test_a_missing_certificate_is_named() -> None:
     security = Security(protocol=Protocol.SSL, tls=Tls(ca_file="missing.pem"))
     broker = KafkaBroker(BrokerSettings(bootstrap="127.0.0.1:1", security=security))

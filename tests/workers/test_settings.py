@@ -64,7 +64,8 @@ def test_production_file_shows_every_key() -> None:
         ("logging: {level: loud}", "logging.level"),
         ("kafka: [1]", "kafka"),
         ("- 1", "map of sections"),
-        ("a: b: c", "not YAML"),
+        ("a: b: c", "not YAML: line 1: mapping values"),
+        ("kafka: [1, 2\n  foo: {", "not YAML: line 2: expected"),
     ],
 )
 def test_bad_file_stops_the_start_and_names_the_key(tmp_path: Path, text: str, named: str) -> None:
