@@ -48,9 +48,10 @@ class SentenceEncoder(Protocol):
 
 def excerpt(text: str) -> str:
     """Return `text` as features see it: one line, its middle left out where it is long."""
+    text = " ".join(text.split())  # first, or a margin of white space would hide the text
     if len(text) > 2 * _HALF_CHARS:
-        text = f"{text[:_HALF_CHARS]} {text[-_HALF_CHARS:]}"
-    return " ".join(text.split())
+        text = f"{text[:_HALF_CHARS].rstrip()} {text[-_HALF_CHARS:].lstrip()}"
+    return text
 
 
 def text_features(texts: Sequence[str], encoder: SentenceEncoder) -> Matrix:

@@ -25,7 +25,7 @@ from workers.retrieval.markdown import read_documents
 from workers.retrieval.ranking import RankingSettings
 
 # Nothing is cut by relevance, so that the measures see whole rankings.
-UNCUT = {"min_cosine": -2.0, "min_coverage": -1.0, "cjk_min_coverage": -1.0}
+UNCUT = {"min_cosine": -2.0, "other_min_cosine": -2.0, "min_coverage": -1.0, "cjk_min_coverage": -1.0}
 CHANNELS = {
     "fused": RankingSettings(candidates=100, **UNCUT),
     "semantic": RankingSettings(candidates=100, keyword_weight=0.0, **UNCUT),

@@ -172,5 +172,5 @@ def _indexed_text(passage: Passage) -> str:
 
 def _cut(text: str) -> str:
     """Return the head and the tail of a text that is too long for a question: what is asked stands in one of them."""
-    half = MAX_QUERY_CHARS // 2
+    half, text = MAX_QUERY_CHARS // 2, " ".join(text.split())
     return text if len(text) <= MAX_QUERY_CHARS else f"{text[:half]}\n{text[-half:]}"

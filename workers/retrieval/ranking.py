@@ -1,8 +1,9 @@
 """From the hits of both channels to the passages of a question: fuse, drop what does not fit, cut. Pure.
 
 The encoder is English, so for a Chinese (Japanese, Korean) question its places mean nothing: there the keyword channel
-decides alone. A passage stays if either channel says that it has to do with the question: fusion alone looks at
-places, and something always stands first.
+decides alone. Its vector of a Chinese passage, unknown words but for a few codes and numbers, is near to any gibberish,
+so that an English question needs a greater cosine there. A passage stays if either channel says that it has to do
+with the question: fusion alone looks at places, and something always stands first.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ class RankingSettings:
     0.32 or more. Words alone prove little in English, where an unrelated "bank" or "size" covers as much of a short
     question as a right answer does, so that there nearly every term must be found. For Chinese questions, which have
     words alone, the limit is half of the least that a right passage covers (0.51, median 0.93 of 16), because so few
-    questions say little about the next one; 6 of 29 unrelated utterances pass it.
+    questions say little about the next one; 6 of 29 unrelated utterances pass it. Emoji and strings of letters come as
+    near as 0.45 to a Chinese passage.
     """
 
     candidates: int = 50
     semantic_weight: float = 1.0
     keyword_weight: float = 1.0
     min_cosine: float = 0.32
+    other_min_cosine: float = 0.5
     min_coverage: float = 0.9
     cjk_min_coverage: float = 0.25
 
@@ -66,7 +69,11 @@ def rank(
         semantic_rank, cosine = places.get(id_, (0, 0.0))
         keyword_rank, hit = words.get(id_, (0, None))
         coverage = hit.coverage if hit else 0.0
-        if passage is None or not _is_relevant(cosine, coverage, is_cjk, settings):
+        if passage is None:
+            continue
+        has_same_script = is_mostly_cjk(passage.text) == is_cjk
+        min_cosine = settings.min_cosine if has_same_script else settings.other_min_cosine
+        if not _is_relevant(cosine >= min_cosine, coverage, is_cjk, settings):
             continue
         scored = msgspec.structs.replace(
             passage,
@@ -76,13 +83,13 @@ def rank(
             semantic_score=cosine,
             keyword_score=hit.score if hit else 0.0,
         )
-        (same_script if is_mostly_cjk(passage.text) == is_cjk else other_script).append(scored)
+        (same_script if has_same_script else other_script).append(scored)
         if len(same_script) == num_passages:
             break
     return tuple([*same_script, *other_script][:num_passages])
 
 
-def _is_relevant(cosine: float, coverage: float, is_cjk: bool, settings: RankingSettings) -> bool:
+def _is_relevant(is_near: bool, coverage: float, is_cjk: bool, settings: RankingSettings) -> bool:
     if is_cjk:
         return coverage >= settings.cjk_min_coverage
-    return cosine >= settings.min_cosine or coverage >= settings.min_coverage
+    return is_near or coverage >= settings.min_coverage

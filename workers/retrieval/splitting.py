@@ -1,7 +1,8 @@
 """Long text to passages that end where sentences end. Pure.
 
-The invariant: every sentence of the text stands in some passage, in order, and no passage is longer than the limit
-unless a single sentence is, which is then cut between words.
+The invariant: every sentence of the text stands in some passage, in order, and no passage is longer than the limit;
+a sentence that is longer is cut between words, and a word of more than MAX_WORD_CHARS inside. Takes time in proportion
+to the text, whatever it is made of.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from dataclasses import dataclass
 
 from workers.retrieval.terms import CJK
 
+MAX_WORD_CHARS = 40  # longer runs are data or rules of dashes; each such piece weighs as a word
+
 _CJK_CHAR = re.compile(rf"[{CJK}]")
-_WORD = re.compile(rf"(?:(?![{CJK}])\S)+")
+_WORD = re.compile(rf"(?:(?![{CJK}])\S){{1,{MAX_WORD_CHARS}}}")
+_PART = re.compile(rf"[{CJK}]|{_WORD.pattern}|\s+")
 # After . ! ? with white space, after their Chinese forms without, and at empty lines.
 _SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’)]*\s+|(?<=[。！？；])[”’」』）]*|\n\s*\n")
 
@@ -32,55 +36,69 @@ class SplitLimits:
     cjk_weight: float = 0.45
 
 
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A sentence or a part of one, and its weight."""
+
+    text: str
+    weight: float
+
+
 def split_text(text: str, limits: SplitLimits | None = None) -> list[str]:
     """Return the passages of a text, one if it is short; empty for white space."""
     limits = limits or SplitLimits()
     text = text.strip()
     if _weight(text, limits) <= limits.max_weight:
         return [text] if text else []
-    passages: list[list[str]] = [[]]
-    for sentence in _sentences(text, limits):
-        if passages[-1] and _weight("".join([*passages[-1], sentence]), limits) > limits.max_weight:
-            passages.append(_overlap(passages[-1], sentence, limits))
-        passages[-1].append(sentence)
-    return ["".join(passage).strip() for passage in passages]
+    passages: list[list[_Piece]] = [[]]
+    weight = 0.0  # of the last passage
+    for piece in _sentences(text, limits):
+        if passages[-1] and weight + piece.weight > limits.max_weight:
+            passages.append(_overlap(passages[-1], piece, limits))
+            weight = sum(kept.weight for kept in passages[-1])
+        passages[-1].append(piece)
+        weight += piece.weight
+    return ["".join(piece.text for piece in passage).strip() for passage in passages]
 
 
 def _weight(text: str, limits: SplitLimits) -> float:
     return len(_WORD.findall(text)) + limits.cjk_weight * len(_CJK_CHAR.findall(text))
 
 
-def _sentences(text: str, limits: SplitLimits) -> Iterator[str]:
+def _sentences(text: str, limits: SplitLimits) -> Iterator[_Piece]:
     start = 0
     for end in [match.end() for match in _SENTENCE_END.finditer(text)] + [len(text)]:
         sentence = text[start:end]
         start = end
-        if _weight(sentence, limits) <= limits.max_weight:
-            if sentence:
-                yield sentence
-        else:
+        weight = _weight(sentence, limits)
+        if weight > limits.max_weight:
             yield from _cut(sentence, limits)
+        elif sentence:
+            yield _Piece(sentence, weight)
 
 
-def _cut(sentence: str, limits: SplitLimits) -> Iterator[str]:
+def _cut(sentence: str, limits: SplitLimits) -> Iterator[_Piece]:
     """Cut a sentence that is too long (a table, a list without full stops) between words or characters."""
-    piece, weight = "", 0.0
-    for part in re.findall(rf"[{CJK}]|(?:(?![{CJK}])\S)+|\s+", sentence):
+    parts: list[str] = []
+    weight = 0.0
+    for part in _PART.findall(sentence):
         part_weight = _weight(part, limits)
-        if piece and weight + part_weight > limits.max_weight:
-            yield piece
-            piece, weight = "", 0.0
-        piece, weight = piece + part, weight + part_weight
-    if piece:
-        yield piece
+        if parts and weight + part_weight > limits.max_weight:
+            yield _Piece("".join(parts), weight)
+            parts, weight = [], 0.0
+        parts.append(part)
+        weight += part_weight
+    if parts:
+        yield _Piece("".join(parts), weight)
 
 
-def _overlap(passage: list[str], following: str, limits: SplitLimits) -> list[str]:
+def _overlap(passage: list[_Piece], following: _Piece, limits: SplitLimits) -> list[_Piece]:
     """Return the last sentences of a passage that may be repeated before `following`."""
-    kept: list[str] = []
-    for sentence in reversed(passage):
-        candidate = "".join([sentence, *kept])
-        if _weight(candidate, limits) > limits.overlap or _weight(candidate + following, limits) > limits.max_weight:
+    kept: list[_Piece] = []
+    weight = 0.0
+    for piece in reversed(passage):
+        weight += piece.weight
+        if weight > limits.overlap or weight + following.weight > limits.max_weight:
             break
-        kept.insert(0, sentence)
-    return kept
+        kept.append(piece)
+    return kept[::-1]

@@ -48,5 +48,10 @@ def test_script_of_the_question_comes_first() -> None:
     assert ids("AF-2041 weight", [("zh", 0.6), ("a", 0.5)], []) == ["a", "zh"]
 
 
+def test_vector_of_another_script_must_be_nearer_because_gibberish_is_near_it_too() -> None:
+    assert ids("aaaaaaaa", [("zh", 0.45), ("a", 0.35)], []) == ["a"]
+    assert ids("AF-2041", [("zh", 0.45)], [word("zh", 1.0)]) == ["zh"]
+
+
 def test_passage_that_has_left_the_catalog_is_left_out() -> None:
     assert ids("return", [("gone", 0.9), ("a", 0.8)], []) == ["a"]

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.retrieval.splitting import SplitLimits, _weight, split_text
+from workers.retrieval.splitting import MAX_WORD_CHARS, SplitLimits, _weight, split_text
 
 LIMITS = SplitLimits(max_weight=12, overlap=4)
 
@@ -43,3 +46,17 @@ def test_nothing_is_lost_and_no_passage_is_too_long(parts: list[str]) -> None:
         assert not text[place:start].strip()
         place = max(place, start + len(passage))
     assert not text[place:].strip()
+
+
+@pytest.mark.parametrize("text", ["word " * 181 + "。" * 100_000, "word " * 181 + "! " * 100_000, "退货" * 90_000])
+def test_time_to_split_grows_with_the_text_alone(text: str) -> None:
+    started = time.process_time()
+    split_text(text)
+    assert time.process_time() - started < 5  # with the square of it, minutes
+
+
+@pytest.mark.parametrize("text", ["a" * 100_000, "-" * 100_000, "。" * 100_000, "a。" * 50_000])
+def test_text_without_spaces_is_cut_too(text: str) -> None:
+    passages = split_text(text)
+    assert max(map(len, passages)) <= 180 * MAX_WORD_CHARS
+    assert set("".join(passages)) == set(text)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from schemas.retrieval import Passage
 from schemas.tokens import Citation
-from workers.generation.strategies.evidence import numbers, overlap, sentences, terms
+from workers.generation.strategies.evidence import Gist, gist_of, overlap, sentences
 
 MIN_SUPPORT = 0.6  # below, related passages of one knowledge base begin to match each other's sentences
 MIN_TERMS = 2  # "Yes." supports nothing
@@ -23,8 +23,10 @@ def cite(text: str, passages: Sequence[Passage], *, index: int = 0) -> tuple[Cit
     Neighbouring sentences of one passage make one citation with the lower of their scores.
     """
     found: list[Citation] = []
-    for sentence in sentences(text):
-        best = max(((support(sentence.text, p), -place) for place, p in enumerate(passages)), default=(0.0, 0))
+    gists = [gist_of(passage) for passage in passages]
+    for sentence in sentences(text) if passages else ():
+        gist = Gist.of(sentence.text)
+        best = max((support(gist, whole), -place) for place, whole in enumerate(gists))
         if best[0] < MIN_SUPPORT:
             continue
         passage = passages[-best[1]]
@@ -40,11 +42,11 @@ def cite(text: str, passages: Sequence[Passage], *, index: int = 0) -> tuple[Cit
     return tuple(_merged(found, text))
 
 
-def support(sentence: str, passage: Passage) -> float:
+def support(sentence: Gist, passage: Gist) -> float:
     """Return how far a passage supports a sentence: the share of its content terms, 0 if a number is missing."""
-    if sum(terms(sentence).values()) < MIN_TERMS or numbers(sentence) - numbers(f"{passage.title} {passage.text}"):
+    if sentence.terms.total() < MIN_TERMS or sentence.numbers - passage.numbers:
         return 0.0
-    return overlap(sentence, f"{passage.title} {passage.text}")
+    return overlap(sentence, passage)
 
 
 def _merged(citations: Sequence[Citation], text: str) -> list[Citation]:

@@ -1,7 +1,8 @@
 """Which sentence says it: splits text into sentences and measures what two texts share. Pure, English and Chinese.
 
 Words are compared by their stems, numbers as they stand; Chinese without spaces is compared by pairs of neighbouring
-characters (Nie et al. 2000: bigrams serve retrieval as well as word segmentation).
+characters (Nie et al. 2000: bigrams serve retrieval as well as word segmentation). Clients send passages of any size,
+so a text is read once, into a `Gist`, and nothing of it is kept beyond the answer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -38,6 +39,7 @@ _ASKS_NUMBER = re.compile(
     re.IGNORECASE,
 )
 _NEGATION = re.compile(r"\b(?:not|no|never|none|nor|cannot|without)\b|n['’]t\b|不|没|无|未", re.IGNORECASE)
+MAX_WORD_CHARS = 40  # what is longer is no word; the cache of stems would grow with it
 SUPPORTED = 0.8  # below, a word of the model's own is likely to change the meaning
 _STOP_BIGRAMS = frozenset(
     ["多少", "可以", "什么", "怎么", "你们", "我们", "请问", "是否", "需要", "的是", "如何", "多久", "哪里", "一个"]
@@ -51,6 +53,25 @@ class Sentence:
     text: str
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gist:
+    """What of a text is compared."""
+
+    terms: Counter[str]
+    numbers: frozenset[str]
+    is_negated: bool
+
+    @classmethod
+    def of(cls, text: str) -> Gist:
+        """Read a text."""
+        found = terms(text)
+        return cls(
+            terms=found,
+            numbers=frozenset(term for term in found if term[0].isdigit()),
+            is_negated=bool(_NEGATION.search(text)),
+        )
 
 
 def sentences(text: str) -> list[Sentence]:
@@ -70,27 +91,22 @@ def terms(text: str) -> Counter[str]:
     return Counter(_terms(text))
 
 
-def numbers(text: str) -> frozenset[str]:
-    """Return the numbers in a text, without thousands separators."""
-    return frozenset(term for term in _terms(text) if term[0].isdigit())
-
-
 def is_chinese(text: str) -> bool:
     """Say whether Chinese characters make up a fifth of the letters; names and codes in Latin letters are common."""
     chinese = sum("㐀" <= character <= "鿿" for character in text)
     return chinese * 5 >= max(1, sum(character.isalpha() for character in text))
 
 
-def rarity(texts: Sequence[str]) -> dict[str, float]:
+def rarity(texts: Sequence[Gist]) -> dict[str, float]:
     """Return the inverse document frequency of each term over some texts (Robertson and Spärck Jones 1976)."""
-    counts = Counter(term for text in texts for term in set(_terms(text)))
+    counts = Counter(term for text in texts for term in text.terms)
     return {term: math.log(1 + (len(texts) - count + 0.5) / (count + 0.5)) for term, count in counts.items()}
 
 
-def overlap(part: str, whole: str) -> float:
+def overlap(part: Gist, whole: Gist) -> float:
     """Return which share of the content terms of `part` stands in `whole`, 0 to 1."""
-    mine, theirs = terms(part), terms(whole)
-    return sum((mine & theirs).values()) / max(1, sum(mine.values()))
+    shared = sum(min(count, whole.terms[term]) for term, count in part.terms.items())
+    return shared / max(1, part.terms.total())
 
 
 def best_sentences(question: str, passages: Sequence[Passage]) -> list[tuple[float, Passage, Sentence]]:
@@ -99,26 +115,35 @@ def best_sentences(question: str, passages: Sequence[Passage]) -> list[tuple[flo
     A sentence counts for the share of the question's rare terms that it has, its passage for half of that; it gains
     by an earlier passage, by standing first (a passage states its fact there), and by a number that is asked for.
     """
-    texts = [f"{passage.title} {passage.text}" for passage in passages]
-    weights, wanted = rarity(texts), terms(question).keys()
+    asked, texts = Gist.of(question), [gist_of(passage) for passage in passages]
+    weights, wanted = rarity(texts), asked.terms.keys()
     total = _weight(wanted, weights) or 1.0
-    asks, given = bool(_ASKS_NUMBER.search(question)), numbers(question)
+    asks = bool(_ASKS_NUMBER.search(question))
     scored = []
     for place, (passage, text) in enumerate(zip(passages, texts, strict=True)):
-        around = _weight(wanted & terms(text).keys(), weights) / total
-        for order, sentence in enumerate(sentences(passage.text)):
-            own = _weight(wanted & terms(sentence.text).keys(), weights) / total
-            answers = asks and bool(numbers(sentence.text) - given)
+        around = _weight(wanted & text.terms.keys(), weights) / total
+        for order, sentence in enumerate(s for s in sentences(passage.text) if says_something(s.text)):
+            gist = Gist.of(sentence.text)
+            own = _weight(wanted & gist.terms.keys(), weights) / total
+            answers = asks and bool(gist.numbers - asked.numbers)
             score = own + 0.5 * around - 0.4 * place + 0.4 * answers + 0.3 * (order == 0)
             scored.append((score, passage, sentence))
     return sorted(scored, key=lambda hit: -hit[0])
 
 
-def is_supported(sentence: str, source: str) -> bool:
+def gist_of(passage: Passage) -> Gist:
+    """Read a passage with its title."""
+    return Gist.of(f"{passage.title} {passage.text}")
+
+
+def says_something(text: str) -> bool:
+    """Say whether there is more than white space and marks."""
+    return any(character.isalnum() for character in text)
+
+
+def is_supported(sentence: Gist, source: Gist) -> bool:
     """Say whether a sentence adds nothing: nearly all content terms, all numbers, the same negation."""
-    if sum(terms(sentence).values()) < 2 or numbers(sentence) - numbers(source):
-        return False
-    if bool(_NEGATION.search(sentence)) != bool(_NEGATION.search(source)):
+    if sentence.terms.total() < 2 or sentence.numbers - source.numbers or sentence.is_negated != source.is_negated:
         return False
     return overlap(sentence, source) >= SUPPORTED
 
@@ -127,22 +152,23 @@ def _weight(shared: Iterable[str], weights: dict[str, float]) -> float:
     return sum(weights.get(term, 0.0) for term in shared)
 
 
-@lru_cache(maxsize=4_096)
-def _terms(text: str) -> tuple[str, ...]:
-    found: list[str] = []
+def _terms(text: str) -> Iterator[str]:
     for match in _TERM.finditer(text):
         token = match.group()
         if token[0].isdigit():
-            found.append(token.replace(",", "").rstrip(".:"))
+            yield token.replace(",", "").rstrip(".:")
         elif token[0].isascii():
             if token.lower() not in _STOP_WORDS:
-                found.append(_stem(token.lower().removesuffix("'s").removesuffix("’s")))
+                yield _stem(token.lower().removesuffix("'s").removesuffix("’s"))
         else:
             pairs = [token[place : place + 2] for place in range(max(1, len(token) - 1))]
-            found.extend(pair for pair in pairs if pair not in _STOP_BIGRAMS)
-    return tuple(found)
+            yield from (pair for pair in pairs if pair not in _STOP_BIGRAMS)
+
+
+def _stem(word: str) -> str:
+    return _cached_stem(word) if len(word) <= MAX_WORD_CHARS else word
 
 
 @lru_cache(maxsize=65_536)
-def _stem(word: str) -> str:
+def _cached_stem(word: str) -> str:
     return str(Stemmer.Stemmer("english").stemWord(word))

@@ -18,14 +18,16 @@ from schemas.request import Strategy
 from schemas.retrieval import Passage
 from workers.generation.strategies.conversation import history_of, system_of
 from workers.generation.strategies.evidence import (
+    Gist,
     Sentence,
     best_sentences,
     is_chinese,
     is_supported,
     overlap,
+    says_something,
     sentences,
 )
-from workers.generation.strategies.plan import Plan, StrategyContext, fixed, sampling_for
+from workers.generation.strategies.plan import FixedPiece, Plan, StrategyContext, fixed, sampling_for
 
 MAX_PASSAGES = 2  # of one to four passages, the model states the fact most often with one or two
 MAX_QUOTED = 2
@@ -52,19 +54,25 @@ class KnowledgeStrategy:
         both would lead the model away from the words of the passages."""
         sampling = sampling_for(context, temperature=0.0, repetition_penalty=1.0)
         chinese = context.language.startswith("zh") or is_chinese(context.request.last_user_text())
-        if not context.passages:
+        given = tuple(passage for passage in context.passages if says_something(passage.text))
+        context = replace(context, passages=given)
+        if not given:
             text = NOTHING_FOUND["zh" if chinese else "en"]
             return Plan(strategy=self.name, sampling=sampling, pieces=fixed(context, text))
         quoted = _quotation(context, is_whole=chinese) if chinese or self._quotes else []
         pieces = fixed(context, *_joined(quoted, "" if chinese else " "))
-        if chinese:
+        num_quoted = sum(len(piece.token_ids) for piece in pieces)
+        if chinese or num_quoted >= sampling.max_tokens:  # nothing is left for the model to say
             return Plan(strategy=self.name, sampling=sampling, pieces=pieces, passages=context.passages)
+        budget = context.prompter.budget(context.max_tokens)
+        if pieces:  # they stand between the prompt and what the model adds
+            budget = min(budget, context.prompter.max_context - num_quoted - MAX_ADDED_TOKENS)
         prompt = context.prompter.chat(
             system=system_of(context.request, SYSTEM),
             history=history_of(context),
             passages=context.passages[:MAX_PASSAGES],
             compose=lambda passages: _question(context.request.last_user_text(), passages),
-            budget=context.prompter.budget(context.max_tokens),
+            budget=budget,
         )
         plan = Plan(
             strategy=self.name,
@@ -73,20 +81,20 @@ class KnowledgeStrategy:
             passages=context.passages,
             prompt_text=prompt.text,
         )
-        return _with_quotation(plan, context, [piece.text for piece in pieces]) if pieces else plan
+        return _with_quotation(plan, pieces) if pieces else plan
 
 
-def _with_quotation(plan: Plan, context: StrategyContext, quoted: Sequence[str]) -> Plan:
+def _with_quotation(plan: Plan, pieces: tuple[FixedPiece, ...]) -> Plan:
     """Let the answer start with the quotation: published by us, and part of what the model has said already."""
-    pieces = fixed(context, *quoted)
     tokens = tuple(token_id for piece in pieces for token_id in piece.token_ids)
-    text = "".join(quoted)
+    text = "".join(piece.text for piece in pieces)
     wanted = min(plan.sampling.max_tokens, len(tokens) + MAX_ADDED_TOKENS)
-    quoted_from = next(passage for passage in context.passages if quoted[0] in passage.text)
-    sources = [sentence.text for sentence in sentences(quoted_from.text)]
+    quoted_from = next(passage for passage in plan.passages if pieces[0].text in passage.text)
+    said, sources = Gist.of(text), [Gist.of(sentence.text) for sentence in sentences(quoted_from.text)]
 
     def may_publish(sentence: str) -> bool:
-        return overlap(sentence, text) < REPEATED and any(is_supported(sentence, source) for source in sources)
+        gist = Gist.of(sentence)
+        return overlap(gist, said) < REPEATED and any(is_supported(gist, source) for source in sources)
 
     assert plan.prompt is not None
     return replace(

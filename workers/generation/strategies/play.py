@@ -74,7 +74,10 @@ class _Choice:
         chunks: list[TokenChunk] = []
         for piece in self._plan.pieces:
             room = self._plan.sampling.max_tokens - self.num_tokens
-            if self.end is not None or room <= 0:
+            if self.end is not None:
+                break
+            if room <= 0:
+                self._cut(FinishReason.LENGTH)
                 break
             shown = piece if len(piece.token_ids) <= room else _shortened(piece, room, tokenizer)
             chunks.extend(self._publish(TokenChunk(text=shown.text, token_ids=shown.token_ids, index=self._index)))

@@ -5,8 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.retrieval import Passage
+from workers.generation.strategies import evidence
 from workers.generation.strategies.citation import cite, support
-from workers.generation.strategies.evidence import best_sentences, is_supported, numbers, overlap, sentences, terms
+from workers.generation.strategies.evidence import (
+    Gist,
+    best_sentences,
+    gist_of,
+    is_supported,
+    overlap,
+    sentences,
+    terms,
+)
 
 SHOES = Passage(
     passage_id="shoes", title="Returning shoes", text="You have 30 days to return shoes. The box must be in the parcel."
@@ -42,7 +51,7 @@ def test_sentences_stand_where_they_say_and_lose_nothing(text: str) -> None:
 def test_terms_are_stems_numbers_and_pairs_of_characters() -> None:
     assert set(terms("Returning the shoes costs 1,250 dollars")) == {"return", "shoe", "cost", "1250", "dollar"}
     assert set(terms("退货期限")) == {"退货", "货期", "期限"}
-    assert numbers("from 10:30 to 12, $4.50") == {"10:30", "12", "4.50"}
+    assert Gist.of("from 10:30 to 12, $4.50").numbers == {"10:30", "12", "4.50"}
 
 
 def test_best_sentence_answers_the_question() -> None:
@@ -64,7 +73,7 @@ def test_best_sentence_answers_the_question() -> None:
     ],
 )
 def test_sentence_is_supported_only_in_words_numbers_and_negation(sentence: str, is_expected: bool) -> None:
-    assert is_supported(sentence, "You have 30 days to return shoes.") is is_expected
+    assert is_supported(Gist.of(sentence), Gist.of("You have 30 days to return shoes.")) is is_expected
 
 
 def test_each_sentence_is_credited_to_the_passage_that_says_it() -> None:
@@ -78,7 +87,7 @@ def test_each_sentence_is_credited_to_the_passage_that_says_it() -> None:
 
 def test_invented_number_is_credited_to_nobody() -> None:
     assert cite("You have 14 days to return shoes.", [SHOES, FEES]) == ()
-    assert support("You have 14 days to return shoes.", SHOES) == 0.0
+    assert support(Gist.of("You have 14 days to return shoes."), gist_of(SHOES)) == 0.0
 
 
 def test_neighbouring_sentences_of_one_passage_make_one_citation() -> None:
@@ -96,4 +105,20 @@ def test_chinese_sentences_are_credited_too() -> None:
 def test_citations_never_fail_and_lie_inside_the_text(text: str, passages: list[str]) -> None:
     for citation in cite(text, [Passage(text=passage, passage_id="p") for passage in passages]):
         assert 0 <= citation.start < citation.end <= len(text)
-    assert 0 <= overlap(text, text) <= 1
+    assert 0 <= overlap(Gist.of(text), Gist.of(text)) <= 1
+
+
+def test_nothing_of_a_text_outlives_its_answer() -> None:
+    text = " ".join(f"w{'ab'[place % 2]}{'x' * 50}" for place in range(100))
+    before = evidence._cached_stem.cache_info().currsize
+    cite(text, [Passage(text=text)])
+    best_sentences(text, [Passage(text=text)])
+    cached = [value for value in vars(evidence).values() if hasattr(value, "cache_info")]
+    assert cached == [evidence._cached_stem]
+    assert evidence._cached_stem.cache_info().currsize - before <= 2
+
+
+def test_offsets_of_citations_are_characters_whatever_their_width() -> None:
+    text = "🌶️👨‍👩‍👧 Hi!! You have 30 days to return shoes. 你好。"
+    (citation,) = cite(text, [SHOES])
+    assert text[citation.start : citation.end] == "You have 30 days to return shoes."

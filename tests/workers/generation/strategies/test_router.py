@@ -9,6 +9,7 @@ from workers.generation.strategies.router import RoutingSignals, choose
 
 ASK = GenerationRequest(prompt="x")
 NEAR = (Passage(text="a", semantic_score=0.6), Passage(text="b", semantic_score=0.2))
+NEARISH = (Passage(text="a", semantic_score=0.55, keyword_rank=1),)
 FAR = (Passage(text="a", semantic_score=0.1, keyword_rank=3),)
 BY_KEYWORD = (Passage(text="a", semantic_score=0.1, keyword_rank=1),)
 
@@ -38,6 +39,9 @@ GREETING = intent("greeting", needs_retrieval=False)
         (RoutingSignals(request=ASK, intent=intent("greeting", 0.2), has_template=True, passages=NEAR), "knowledge"),
         (RoutingSignals(request=ASK, intent=intent("out_of_scope", 0.9), passages=FAR), "dialogue"),
         (RoutingSignals(request=ASK, intent=intent("out_of_scope", 0.9), passages=NEAR), "knowledge"),
+        (RoutingSignals(request=ASK, intent=intent("out_of_scope", 0.9), passages=NEARISH), "dialogue"),
+        (RoutingSignals(request=ASK, intent=intent("out_of_scope", 0.9), passages=BY_KEYWORD), "dialogue"),
+        (RoutingSignals(request=ASK, intent=intent("out_of_scope", 0.2), passages=NEARISH), "knowledge"),
         (RoutingSignals(request=ASK, intent=intent("out_of_scope"), language="zh", has_template=True), "template"),
         (RoutingSignals(request=ASK), "dialogue"),
         (RoutingSignals(request=ASK, intent=IntentResult(intent="shipping", confidence=0.9, failure="x")), "dialogue"),
