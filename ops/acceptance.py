@@ -102,6 +102,7 @@ async def _on_own_stack(
 async def _ask_all(connection: Connection, questions: list[Question], at_once: int, timeout_s: float) -> list[Outcome]:
     from ops.e2e import ask_all
     from streams.client import GeaClient
+    from streams.topics import REQUESTS
 
     reporter = Reporter()
     num_done = 0
@@ -112,6 +113,9 @@ async def _ask_all(connection: Connection, questions: list[Question], at_once: i
         marks = f"{'hit' if outcome.is_hit else 'MISS'} {'fact' if outcome.has_fact else 'NO FACT'}"
         reporter.note(f"{num_done}/{len(questions)} {outcome.question.id} {outcome.failure or marks}")
 
+    async with connection.broker("gea-test") as broker:  # one error now rather than one for every question
+        if not await broker.partitions(REQUESTS):
+            raise CommandError(f"Kafka at {connection.bootstrap} has no topic {REQUESTS}: see `gea topics apply`")
     async with GeaClient(connection.broker_settings("gea-test")) as client:
         return await ask_all(client, questions, num_at_once=at_once, timeout_s=timeout_s, on_done=show)
 

@@ -110,10 +110,19 @@ def command(function: Callable[P, None]) -> Callable[P, None]:
             function(*args, **kwargs)
         except (CommandError, GeaError, EmbeddedError) as error:
             fail(error, as_json=bool(kwargs.get("as_json")))
+        except BrokenPipeError:
+            raise  # Typer's own: who read us has gone
+        except OSError as error:
+            fail(CommandError(_of_system(error), code="os"), as_json=bool(kwargs.get("as_json")))
         except (KeyboardInterrupt, asyncio.CancelledError):
             raise typer.Exit(INTERRUPTED) from None
 
     return run_command
+
+
+def _of_system(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
 
 
 def fail(error: CommandError | GeaError | EmbeddedError, *, as_json: bool) -> NoReturn:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -101,6 +102,10 @@ async def _look_up(encoder_path: Path, questions: Path, folder: Path, beir: Path
     from workers.retrieval.knowledge import KnowledgeBase
     from workers.retrieval.markdown import read_documents
 
+    try:
+        asked = evaluate.read_questions(questions)
+    except msgspec.MsgspecError as error:
+        raise CommandError(f"{questions}: {error}") from error
     encoder = Encoder(encoder_path)
     try:
         if beir is not None:
@@ -108,9 +113,13 @@ async def _look_up(encoder_path: Path, questions: Path, folder: Path, beir: Path
         knowledge = KnowledgeBase(encoder)
         try:
             await knowledge.put(read_documents(folder))
-            return await evaluate.evaluate_questions(knowledge, evaluate.read_questions(questions), k=k)
+            return await evaluate.evaluate_questions(knowledge, asked, k=k)
         finally:
             knowledge.close()
+    except (ValueError, KeyError) as error:  # only the collection's lines are read here
+        if beir is None:
+            raise
+        raise CommandError(f"{beir} is not in BEIR's form: {error!r}") from error
     finally:
         encoder.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -105,15 +104,37 @@ def test_wrong_use_is_one_line_and_one_json_object(module: str, words: list[str]
     assert json.loads(answer.stdout)["error"]["code"] == "wrong_use"
 
 
-def test_kafka_that_is_away_is_told_in_one_line() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        command = [sys.executable, "-m", "ops.cli", "status", "--kafka", address]
-        answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def test_kafka_that_is_away_is_told_in_one_line(unused_tcp_port: int) -> None:
+    address = f"127.0.0.1:{unused_tcp_port}"
+    command = [sys.executable, "-m", "ops.cli", "status", "--kafka", address]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert answer.returncode == 1
     (line,) = answer.stderr.splitlines()
     assert address in line
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GEA_HOME", str(tmp_path / "file" / "home"))
+    result = runner.invoke(cli.app, ["up", "--json"])
+    assert result.exit_code == 1
+    assert f"{tmp_path}/file/home" in json.loads(result.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize("measure", ["e2e", "intent", "retrieval"])
+def test_data_set_that_is_none_is_named(measure: str, tmp_path: Path) -> None:
+    path = tmp_path / "garbage.jsonl"
+    path.write_text("garbage\n")
+    result = runner.invoke(acceptance.app, [measure, "--dataset", str(path)])
+    assert result.exit_code == 1
+    assert str(path) in result.stderr
+
+
+def test_e2e_asks_no_question_of_a_kafka_that_is_away(unused_tcp_port: int) -> None:
+    address = f"127.0.0.1:{unused_tcp_port}"
+    result = runner.invoke(acceptance.app, ["e2e", "--kafka", address])
+    assert result.exit_code == 1
+    assert address in result.stderr
 
 
 def test_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
