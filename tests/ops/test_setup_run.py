@@ -67,12 +67,13 @@ def test_missing_java_and_maven_are_named_in_one_line_each_with_the_remedy(machi
     assert answer.stdout == ""
 
 
-def test_old_java_is_named_with_its_version(machine: Path) -> None:
-    add_java(machine, "11.0.2")
+@pytest.mark.parametrize(("version", "shown"), [("11.0.2", "11"), ("1.8.0_292", "8")])
+def test_old_java_is_named_with_its_version(machine: Path, version: str, shown: str) -> None:
+    add_java(machine, version)
     add(machine, "mvn", "exit 0")
     answer = call(machine, "can_run_kafka")
     assert answer.returncode == 1
-    assert answer.stderr.startswith("too old: Java 11. Install")
+    assert answer.stderr.startswith(f"too old: Java {shown}. Install")
     assert len(answer.stderr.splitlines()) == 1
 
 
