@@ -20,6 +20,7 @@ from schemas.tokens import (
 from workers.generation.engine import EngineIdentity, Finished, TokenChunk
 from workers.generation.strategies import Plan
 from workers.outbox import failure_of
+from workers.retrieval.given import given_passages
 
 
 @dataclass(slots=True)
@@ -91,9 +92,9 @@ def failed_end(routed: RoutedRequest, error: GeaError, now_ms: int) -> End:
 
 
 def passages_of(routed: RoutedRequest) -> tuple[Passage, ...]:
-    """Return the passages of a request: those that the client gave, else those that were found."""
+    """Return the passages of a request: those that the client gave, else those that were found. All have an id."""
     if routed.request.passages is not None:
-        return routed.request.passages
+        return given_passages(routed.request)
     return routed.retrieval.passages if routed.retrieval else ()
 
 

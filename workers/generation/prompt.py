@@ -121,7 +121,9 @@ class Prompter:
             if len(token_ids) <= budget:
                 return Prompt(token_ids=token_ids, text=text, passages=tuple(kept))
             if turns:
-                turns = _without_oldest(turns, len(token_ids) - budget, lambda text: len(known[text]))
+                said = sum(len(known.get(message.content, ())) for message in messages)
+                around = (len(token_ids) - said) // len(messages) + 1  # the template's tokens of each, rounded up
+                turns = _without_oldest(turns, len(token_ids) - budget, known, around)
             elif kept:
                 kept.pop()
             else:
@@ -141,11 +143,13 @@ class Prompter:
         return tuple(token_ids), "".join(shown)
 
 
-def _without_oldest(turns: Sequence[Message], excess: int, count: Callable[[str], int]) -> list[Message]:
+def _without_oldest(
+    turns: Sequence[Message], excess: int, known: Mapping[str, tuple[int, ...]], around: int
+) -> list[Message]:
     """Drop the oldest messages until `excess` tokens are gone; what remains starts with a user."""
     left = list(turns)
     while left and (excess > 0 or left[0].role is not Role.USER):
-        excess -= count(left.pop(0).content)
+        excess -= len(known.get(left.pop(0).content, ())) + around
     return left
 
 

@@ -18,11 +18,12 @@ import msgspec
 from schemas.envelope import RoutedRequest
 from schemas.errors import GeaError, InternalError
 from schemas.request import Retrieval
-from schemas.retrieval import Passage, RetrievalResult
+from schemas.retrieval import RetrievalResult
 from schemas.worker import Pool
 from streams.broker import Broker
 from workers.encoder import Encoder
 from workers.retrieval.follower import DocumentFollower
+from workers.retrieval.given import given_passages
 from workers.retrieval.knowledge import KnowledgeBase, Query
 from workers.retrieval.ranking import RankingSettings
 from workers.stage import StageSnapshot
@@ -115,7 +116,7 @@ class RetrievalStage:
             self._num_queued -= len(asking)
         took_ms = (time.perf_counter() - started) * 1000
         self._step_ms, self._last_step_ms = took_ms, int(time.time() * 1000)
-        passages = {place: given_passages(routed) for place, routed in enumerate(batch)}
+        passages = {place: given_passages(routed.request) for place, routed in enumerate(batch)}
         passages.update(zip(asking, found, strict=True))
         return [
             _with(routed, RetrievalResult(passages=passages[place], index_version=version, took_ms=round(took_ms, 3)))
@@ -125,7 +126,7 @@ class RetrievalStage:
     def give_up(self, routed: RoutedRequest, error: Exception) -> RoutedRequest:
         """Return the request without passages but those it brought, and why."""
         code = error.code if isinstance(error, GeaError) else InternalError.code
-        return _with(routed, RetrievalResult(passages=given_passages(routed), failure=code))
+        return _with(routed, RetrievalResult(passages=given_passages(routed.request), failure=code))
 
     def snapshot(self) -> StageSnapshot:
         """Return what the stage tells about itself."""
@@ -164,14 +165,6 @@ def wants_passages(routed: RoutedRequest) -> bool:
     if routed.request.retrieval is Retrieval.ON or routed.intent is None:
         return True
     return routed.intent.needs_retrieval
-
-
-def given_passages(routed: RoutedRequest) -> tuple[Passage, ...]:
-    """Return the passages that a request brought, as they are; those without an id become `client-1`, …"""
-    return tuple(
-        passage if passage.passage_id else msgspec.structs.replace(passage, passage_id=f"client-{number}")
-        for number, passage in enumerate(routed.request.passages or (), start=1)
-    )
 
 
 def _with(routed: RoutedRequest, result: RetrievalResult) -> RoutedRequest:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,21 @@ def test_template_cannot_reach_out_of_its_sandbox() -> None:
     template = ChatTemplate("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(ConfigError):
         template.render([user("x")])
+
+
+@pytest.mark.parametrize("length", [1, 40])
+def test_as_many_of_the_newest_turns_stay_as_fit(length: int) -> None:
+    prompter = byte_prompter(max_context=100_000)
+    history = [say(f"{place:03}" * length) for place in range(128) for say in (user, assistant)]
+
+    def chat(turns: list[Message], budget: int) -> Prompt:
+        return prompter.chat(system="S", history=turns, compose=lambda _: "now?", budget=budget)
+
+    for budget in (300, 1_000, 4_000):
+        prompt = chat(history, budget)
+        fitting = next(turns for turns in (history[start:] for start in range(0, 257, 2)) if fits(chat, turns, budget))
+        assert prompt.text == chat(fitting, 100_000).text
+
+
+def fits(chat: Callable[[list[Message], int], Prompt], turns: list[Message], budget: int) -> bool:
+    return len(chat(turns, 100_000).token_ids) <= budget

@@ -11,7 +11,7 @@ from schemas.errors import ConfigError
 from tests.workers.intent.conftest import WordEncoder
 from workers.intent.classifier import IntentClassifier, decide
 from workers.intent.dataset import Row, load_rows
-from workers.intent.features import text_features
+from workers.intent.features import excerpt, text_features
 from workers.intent.glossary import gloss
 from workers.intent.head import OUT_OF_SCOPE, Calibration, Head, load_head, save_head
 from workers.intent.train import train
@@ -90,6 +90,12 @@ def test_features_survive_odd_text(encoder: WordEncoder) -> None:
     texts = ["", "   ", "🌶️", "\ud83d", "长" * 5000, "a" * 100_000]
     features = text_features(texts, encoder)
     assert features.shape[0] == len(texts) and np.isfinite(features).all()
+
+
+def test_a_margin_of_white_space_hides_nothing() -> None:
+    assert excerpt(f"{' ' * 5_000}How do I return shoes?{chr(10) * 5_000}") == "How do I return shoes?"
+    long = excerpt("a " * 1_000 + "b " * 1_000)
+    assert len(long) <= 801 and long.startswith("a a") and long.endswith("b b")
 
 
 def test_a_gloss_puts_known_words_into_english_and_leaves_other_text_alone() -> None:

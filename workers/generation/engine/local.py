@@ -33,6 +33,7 @@ from workers.generation.engine.sequence import ActiveRequest
 from workers.generation.engine.stream import QueuedStream
 
 STOP_TIMEOUT_S = 10.0  # a step takes well below a second; a stuck one must not hold up the process
+STOPPED = "the engine has stopped"
 SMOOTHING = 0.1  # weight of the newest step in `step_ms`
 
 _log = structlog.get_logger(__name__)
@@ -137,11 +138,13 @@ class LocalEngine:
             self._wake.notify()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
-        self._fail_streams("the engine has stopped")
+        self._fail_streams(STOPPED)
+        self._loaded = None  # weights and cache with it
 
     def _ready(self) -> Loaded:
         if self._loaded is None:
-            raise EngineUnavailableError(self._failure or "the engine has not started")
+            state = STOPPED if self._is_stopping else "the engine has not started"
+            raise EngineUnavailableError(self._failure or state)
         return self._loaded
 
     def _post(self, command: _Add | _Abort) -> None:
@@ -186,7 +189,7 @@ class LocalEngine:
         except BaseException as error:
             _log.error("engine_died", error=repr(error), exc_info=True)
             self._failure = f"the engine died: {error!r}"
-        self._call(partial(self._fail_streams, self._failure or "the engine has stopped"))
+        self._call(partial(self._fail_streams, self._failure or STOPPED))
 
     def _run(self, core: EngineCore) -> None:
         while self._wait(core):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from workers.generation.engine.protocol import (
     SamplingParams,
     TokenChunk,
 )
+from workers.generation.engine.sequence import ActiveRequest
 
 GREEDY = SamplingParams(temperature=0, max_tokens=400)
 NOWHERE = Path("nowhere")
@@ -189,3 +192,66 @@ async def test_engine_that_cannot_load_says_why() -> None:
         await LocalEngine(NOWHERE).start()
     with pytest.raises(EngineUnavailableError, match="has not started"):
         LocalEngine(NOWHERE).submit(ask())
+
+
+async def test_requests_that_are_over_are_freed() -> None:
+    engine = local(ScriptedModel("Hello."))
+    await engine.start()
+    await asyncio.gather(*(read(engine.submit(ask(f"freed{place}"))) for place in range(200)))
+    active = [thing for thing in gc.get_objects() if type(thing) is ActiveRequest]
+    alive = [thing for thing in active if thing.request.request_id.startswith("freed")]
+    assert not alive
+    assert not engine._streams and not engine._tickets and not engine._active
+    await engine.stop()
+
+
+async def test_stop_during_start_ends_both() -> None:
+    gate = threading.Event()
+
+    def load(folder: Path, given: LocalEngineSettings) -> Loaded:
+        assert gate.wait(10)
+        return scripted(ScriptedModel())
+
+    engine = LocalEngine(NOWHERE, load_model=load)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(engine.stop())
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(starting, stopping)
+    with pytest.raises(EngineUnavailableError):
+        engine.submit(ask())
+
+
+async def test_stopped_engine_holds_no_model() -> None:
+    model = ScriptedModel("Hello.")
+    gone = weakref.ref(model)
+    engine = local(model)
+    await engine.start()
+    await engine.stop()
+    del model
+    engine._load = None  # type: ignore[assignment]
+    gc.collect()
+    assert gone() is None
+
+
+async def test_abort_while_the_prompt_is_read_frees_its_slot() -> None:
+    engine = local(ScriptedModel("Hello."))
+    await engine.start()
+    stream = engine.submit(ask("long", "x" * 500))
+    engine.abort("long")
+    text, finished = await read(stream)
+    assert (text, finished.choices[0].finish_reason) == ("", FinishReason.ABORT)
+    assert (await read(engine.submit(ask("long"))))[0] == "Hello."
+    await engine.stop()
+
+
+@pytest.mark.parametrize(("num_tokens", "is_allowed"), [(510, True), (511, True), (512, False), (513, False)])
+async def test_prompt_at_the_limit_of_the_context(engine: Engine, num_tokens: int, is_allowed: bool) -> None:
+    if not is_allowed:
+        with pytest.raises(PromptTooLongError):
+            engine.submit(ask(prompt="x" * num_tokens))
+        return
+    _, finished = await read(engine.submit(ask(prompt="x" * num_tokens)))
+    assert finished.choices[0].finish_reason is FinishReason.LENGTH
+    assert finished.usage.completion_tokens == 512 - num_tokens
