@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import typer
@@ -41,8 +42,16 @@ async def test_failure_of_clean_up_passes_through() -> None:
         await finish(fail())
 
 
+@pytest.fixture
+def heeded(number: signal.Signals) -> Iterator[None]:
+    """The signal is not ignored, as SIGHUP is where the tests run under nohup."""
+    before = signal.signal(number, signal.default_int_handler)
+    yield
+    signal.signal(number, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_cancels_once_and_lets_clean_up_run(number: signal.Signals) -> None:
+def test_signal_cancels_once_and_lets_clean_up_run(number: signal.Signals, heeded: None) -> None:
     done = []
 
     async def main() -> None:
