@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from schemas.errors import InvalidRequestError
-from schemas.request import check_id
+from schemas.request import MAX_NAME_CHARS, check_id
 
 MAX_DOCUMENT_CHARS = 200_000
 
@@ -32,3 +32,5 @@ def validate_document(document: Document) -> None:
     check_id("tenant", document.tenant)
     if not document.text.strip() or len(document.text) > MAX_DOCUMENT_CHARS:
         raise InvalidRequestError(f"text: 1 to {MAX_DOCUMENT_CHARS} characters are allowed", field="text")
+    if len(document.title) > MAX_NAME_CHARS:
+        raise InvalidRequestError(f"title: at most {MAX_NAME_CHARS} characters are allowed", field="title")

@@ -26,16 +26,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+MAX_MESSAGE_CHARS = 1_000  # a message quotes what came in, and must fit into every record that tells of it
+
 
 class GeaError(Exception):
-    """Root of the tree. `code` is stable and goes over the wire, `message` is for people."""
+    """Root of the tree. `code` is stable and goes over the wire, `message` is for people: cut, and valid UTF-8."""
 
     code: ClassVar[str] = "internal"
     retriable: ClassVar[bool] = False
 
     def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _sendable(message)
+        super().__init__(self.message)
+
+
+def _sendable(message: str) -> str:
+    short = message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}…"
+    return short.encode("utf-8", "replace").decode()
 
 
 class InvalidRequestError(GeaError):

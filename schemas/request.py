@@ -6,6 +6,7 @@ deployment". Knows nothing of topics, models or sessions beyond their names.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,6 +24,7 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
 MAX_LOGIT_BIAS = 300
 MAX_PASSAGES = 20
+MAX_NAME_CHARS = 512  # of an id or a title: each stands in the end record, and again in every citation
 
 
 class Role(StrEnum):
@@ -201,6 +203,19 @@ def _check_lists(request: GenerationRequest) -> None:
             raise _refuse("logit_bias", f"{value} is not allowed: {LOGIT_BIAS_RANGE}")
     if len(request.passages or ()) > MAX_PASSAGES:
         raise _refuse("passages", f"at most {MAX_PASSAGES} are allowed")
+    for passage in request.passages or ():
+        _check_passage(passage)
+
+
+def _check_passage(passage: Passage) -> None:
+    for name in ("passage_id", "document_id", "title", "language"):
+        if len(getattr(passage, name)) > MAX_NAME_CHARS:
+            raise _refuse("passages", f"{name}: at most {MAX_NAME_CHARS} characters are allowed")
+    for name in ("semantic_rank", "keyword_rank"):
+        if not 0 <= getattr(passage, name) < 2**31:
+            raise _refuse("passages", f"{name}: 0 to {2**31 - 1} is allowed")
+    if not all(math.isfinite(score) for score in (passage.score, passage.semantic_score, passage.keyword_score)):
+        raise _refuse("passages", "a score must be a finite number")
 
 
 def _check_ids(request: GenerationRequest) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from schemas.errors import RequestFailedError, ResponseTimeoutError, StreamExpiredError
+from schemas.errors import RequestFailedError, ResponseTimeoutError, StreamError, StreamExpiredError
 from schemas.tokens import End, EndStatus, TokenLogprob
 from streams.claims import Event, StreamEnded, StreamReset, StreamSeen, TextAppended, TextRetracted
 from streams.token_reader import StreamReader
@@ -77,6 +77,7 @@ class ChunkStream:
         self._open = open_
         self._timeout_s = timeout_s
         self._texts: tuple[str, ...] = ()
+        self._end: End | None = None
         self._chunks = self._read()
 
     def __aiter__(self) -> Self:
@@ -98,12 +99,15 @@ class ChunkStream:
         await self.aclose()
 
     async def answer(self) -> Answer:
-        """Read to the end and return the answer. Raises RequestFailedError if the request ended as failed."""
-        end: End | None = None
-        async for chunk in self:
-            end = chunk.end or end
-        assert end is not None
-        assert self.position is not None
+        """Read to the end and return the answer. Raises RequestFailedError if the request ended as failed.
+
+        Raises StreamError for a stream that was closed before.
+        """
+        async for _ in self:
+            pass
+        end = self._end
+        if end is None or self.position is None:
+            raise StreamError(f"request {self.request_id}: the stream was closed before its end")
         if end.status is EndStatus.FAILED:
             code = end.failure.code if end.failure else "internal"
             message = end.failure.message if end.failure else "the request failed"
@@ -127,6 +131,7 @@ class ChunkStream:
                 events = await reader.next_events(max(0.0, deadline - time.monotonic()), until=until)
                 for event in events:
                     if (chunk := _chunk(event)).end is not None:
+                        self._end = chunk.end
                         self._texts = tuple(reader.view.text(index) for index in reader.view.indexes)
                     yield chunk
                 if until is not None and reader.next_offset >= until:

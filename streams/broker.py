@@ -108,6 +108,10 @@ class GroupConsumer(Protocol):
         """Return the offset after the last record of each partition."""
         ...
 
+    async def begin_offsets(self, places: frozenset[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return the offset of the first retained record of each partition."""
+        ...
+
     def assignment(self) -> frozenset[TopicPartition]:
         """Return what this member owns now."""
         ...

@@ -21,7 +21,7 @@ from uuid import uuid4
 import msgspec
 
 from schemas import envelope
-from schemas.codec import pack
+from schemas.codec import convert, pack
 from schemas.envelope import Headers
 from schemas.errors import BrokerUnavailableError, ConfigError
 from schemas.request import GenerationRequest, Message, Retrieval, Strategy, check_id, validate
@@ -36,6 +36,7 @@ from streams.token_reader import StreamReader
 
 T = TypeVar("T")
 RETRY_S = 0.1
+CUT_OFF = 2  # the last attempt may take as long again: a send that is cut off may have been written
 MAX_RETRY_S = 2.0
 
 
@@ -257,12 +258,15 @@ class GeaClient:
         return OpenStream(reader=reader, position=_position(place, begin), scan_until=end)
 
     async def _retry(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
-        """Call again while the broker is away, for `seconds` in all. Raises BrokerUnavailableError."""
+        """Call again while the broker is away, for `seconds` in all. Raises BrokerUnavailableError.
+
+        A call that the others of this client hold up is cut off too, after CUT_OFF times that.
+        """
         deadline = time.monotonic() + seconds
         pause_s = RETRY_S
         while True:
             try:
-                return await call()
+                return await self._bounded(call, deadline + (CUT_OFF - 1) * seconds - time.monotonic())
             except BrokerUnavailableError as error:
                 left = deadline - time.monotonic()
                 if left <= pause_s:
@@ -270,6 +274,13 @@ class GeaClient:
                     raise BrokerUnavailableError(message) from error
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_RETRY_S)
+
+    async def _bounded(self, call: Callable[[], Awaitable[T]], seconds: float) -> T:
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                return await call()
+        except TimeoutError as error:
+            raise BrokerUnavailableError("no answer in time") from error
 
     def _headers(
         self, request_id: str, place: TopicPartition, deadline_ms: int | None, traceparent: str | None
@@ -295,10 +306,12 @@ class GeaClient:
 
 def _request(prompt: str | Sequence[Message] | GenerationRequest, options: RequestOptions) -> GenerationRequest:
     if isinstance(prompt, GenerationRequest):
-        return msgspec.structs.replace(prompt, **options)
-    if isinstance(prompt, str):
-        return GenerationRequest(prompt=prompt, **options)
-    return GenerationRequest(messages=tuple(prompt), **options)
+        made = msgspec.structs.replace(prompt, **options)
+    elif isinstance(prompt, str):
+        made = GenerationRequest(prompt=prompt, **options)
+    else:
+        made = GenerationRequest(messages=tuple(prompt), **options)
+    return convert(msgspec.to_builtins(made), GenerationRequest)  # checks the types, which Python does not
 
 
 def _position(place: TopicPartition, offset: int) -> StreamPosition:

@@ -215,9 +215,10 @@ class PoolConsumer:
             return
         try:
             ends = await self._member.end_offsets(frozenset(self._owned))
-            for place, ownership in list(self._owned.items()):
-                if ownership.base is None:
-                    ownership.base = await self._member.committed(place) or 0
+            new = {place: ownership for place, ownership in self._owned.items() if ownership.base is None}
+            begins = await self._member.begin_offsets(frozenset(new))
+            for place, ownership in new.items():  # what retention has removed waits for nobody
+                ownership.base = max(await self._member.committed(place) or 0, begins[place])
         except UnavailableError:
             self._lag = None
             return
@@ -300,4 +301,8 @@ def _uncommitted(ownership: Ownership) -> int | None:
 
 
 def _lag(owned: Mapping[TopicPartition, Ownership], ends: Mapping[TopicPartition, int]) -> int:
-    return sum(max(0, ends[place] - (o.committed or o.base or 0)) for place, o in owned.items() if place in ends)
+    return sum(
+        max(0, ends[place] - max(o.committed or 0, o.base or 0))
+        for place, o in owned.items()
+        if place in ends and o.base is not None
+    )

@@ -21,7 +21,7 @@ class Ownership:
         self.tasks: set[asyncio.Task[Any]] = set()
         self.is_lost = False
         self.committed: int | None = None
-        self.base: int | None = None  # committed when the partition became ours; asked for the lag only
+        self.base: int | None = None  # where reading began when the partition became ours; asked for the lag only
 
     def lose(self) -> None:
         """Cancel the work of the partition; what it acknowledges later has no effect."""

@@ -147,6 +147,10 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
         """Return the offset after the last record of each partition."""
         return await self._control.end_offsets(places) if places else {}
 
+    async def begin_offsets(self, places: frozenset[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return the offset of the first retained record of each partition."""
+        return await self._control.begin_offsets(places) if places else {}
+
     def assignment(self) -> frozenset[TopicPartition]:
         """Return what this member owns now."""
         return self._owned

@@ -118,6 +118,11 @@ class MemoryGroupConsumer:
         self._broker.check_up()
         return {place: self._broker.log(place).end for place in places}
 
+    async def begin_offsets(self, places: frozenset[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """Return the offset of the first retained record of each partition."""
+        self._broker.check_up()
+        return {place: self._broker.log(place).begin for place in places}
+
     def assignment(self) -> frozenset[TopicPartition]:
         """Return what this member owns now."""
         return self._owned

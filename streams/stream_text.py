@@ -81,6 +81,10 @@ class PendingChoice:
         self.text, self.token_ids, self.logprobs = "", [], []
         return taken
 
+    def written(self) -> PendingChoice:
+        """Return a copy of what is written, without what waits."""
+        return PendingChoice(self.num_tokens, self.digest.copy(), self.is_first_text_out)
+
 
 def check_text(text: str) -> None:
     """Refuse text that cannot be UTF-8 (lone surrogates). Raises InternalError."""

@@ -18,7 +18,7 @@ import msgspec
 
 from schemas.codec import pack
 from schemas.envelope import CE_TYPE, TOKEN_TYPE, Headers, Reply
-from schemas.errors import BrokerUnavailableError, GeaError, InternalError
+from schemas.errors import BrokerUnavailableError, GeaError, InternalError, InvalidRequestError
 from schemas.tokens import (
     Choice,
     Claim,
@@ -147,7 +147,13 @@ class TokenWriter:
             await self._send(record)
 
     async def end(self, end: End) -> Record:
-        """Write what is pending and the end, with number of records, tokens and hashes filled in."""
+        """Write what is pending and the end, with number of records, tokens and hashes filled in.
+
+        Where the broker has refused a record (InvalidRequestError: nothing of it was written), a failed end may follow.
+        """
+        if end.status is EndStatus.FAILED and isinstance(self._failure, InvalidRequestError):
+            self._failure = None
+            self._choices = {index: choice.written() for index, choice in self._choices.items()}
         self._check_open()
         async with self._lock:
             await self._flush(is_last=True)
@@ -208,18 +214,24 @@ class TokenWriter:
                     await self._flush()
                 self._room.set()
         except GeaError:
-            self._room.set()  # the failure is kept: the next append or end raises it
+            return  # the failure is kept: the next append or end raises it
+        finally:
+            self._room.set()
 
     async def _flush(self, *, is_last: bool = False) -> None:
         self._check_open()
         for index, choice in sorted(self._choices.items()):
             if choice.token_ids or (is_last and choice.text):
-                seq = choice.num_tokens
+                seq, before = choice.num_tokens, choice.written()
                 text, token_ids, logprobs = choice.take()
                 delta = self._record(
                     Kind.DELTA, index=index, seq=seq, text=text, token_ids=token_ids, logprobs=logprobs
                 )
-                await self._send(delta)
+                try:
+                    await self._send(delta)
+                except InvalidRequestError:
+                    self._choices[index] = before  # the broker took nothing: counts and hashes speak of what is there
+                    raise
 
     def _record(self, kind: Kind, **fields: Any) -> TokenRecord:
         return TokenRecord(kind=kind, epoch=self.epoch, owner=self.owner, claim=self._claim, **fields)

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import structlog
 
 from schemas.envelope import RoutedRequest
+from schemas.errors import InvalidRequestError
 from schemas.worker import Pool
 from streams.delivery import Delivery
-from workers.handler import decode_batch
+from workers.handler import decode_batch, refusal_epoch
 from workers.outbox import Outbox
 from workers.stage import Annotator, StageSnapshot
 
@@ -44,7 +45,10 @@ class AnnotatingHandler:
             return
         annotated = await self._annotate([routed for _, routed in decoded])
         await asyncio.gather(
-            *(self._forward(delivery, routed) for (delivery, _), routed in zip(decoded, annotated, strict=True))
+            *(
+                self._forward(delivery, before, after)
+                for (delivery, before), after in zip(decoded, annotated, strict=True)
+            )
         )
 
     def snapshot(self) -> StageSnapshot:
@@ -55,8 +59,17 @@ class AnnotatingHandler:
         """Stop the annotator."""
         await self._annotator.stop()
 
-    async def _forward(self, delivery: Delivery, routed: RoutedRequest) -> None:
-        await self._outbox.forward(routed)
+    async def _forward(self, delivery: Delivery, before: RoutedRequest, after: RoutedRequest) -> None:
+        """Hand a request on; without the annotation if it is too large with it, and else it ends here."""
+        try:
+            try:
+                await self._outbox.forward(after)
+            except InvalidRequestError as error:
+                log.warning("annotation_dropped", request_id=before.request_id, reason=error.message)
+                await self._outbox.forward(self._annotator.give_up(before, error))
+        except InvalidRequestError as error:
+            epoch = refusal_epoch(delivery)
+            await self._outbox.end(before.reply, before.request_id, error, epoch=epoch)
         delivery.done()
 
     async def _annotate(self, batch: Sequence[RoutedRequest]) -> Sequence[RoutedRequest]:

@@ -9,12 +9,13 @@ from typing import Protocol
 
 from schemas.codec import unpack
 from schemas.envelope import REQUEST_ID, ROUTED_TYPE, RoutedRequest, check_type, header
-from schemas.errors import DeadlineExceededError, DecodeError, GeaError, InvalidRequestError
-from schemas.request import ID_PATTERN
+from schemas.errors import ConfigError, DeadlineExceededError, DecodeError, GeaError, InvalidRequestError
+from schemas.request import ID_PATTERN, check_id
 from schemas.tokens import Epoch
 from schemas.worker import Pool
 from streams.broker import Record
 from streams.delivery import Delivery
+from streams.topics import pool_topic
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
 
@@ -54,7 +55,14 @@ def now_ms() -> int:
 def decode_routed(record: Record) -> RoutedRequest:
     """Decode a record between the pools. Raises DecodeError or InvalidRequestError."""
     check_type(record.headers, ROUTED_TYPE)
-    return unpack(record.value, RoutedRequest)
+    routed = unpack(record.value, RoutedRequest)
+    check_id("request_id", routed.request_id)
+    for pool in (Pool.INTENT, Pool.RETRIEVAL, Pool.GENERATION):
+        try:
+            pool_topic(pool, getattr(routed.route, pool.value))
+        except ConfigError as error:  # not our configuration: the record's
+            raise InvalidRequestError(f"route.{pool}: {error.message}", field="route") from error
+    return routed
 
 
 def check_deadline(routed: RoutedRequest) -> None:

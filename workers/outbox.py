@@ -60,20 +60,24 @@ class Outbox:
         return Reply(topic=TOKENS, partition=partition, start=start)
 
     async def forward(self, routed: RoutedRequest, topic: str | None = None) -> None:
-        """Hand a request on to its next pool, or to `topic`."""
+        """Hand a request on to its next pool, or to `topic`. Raises InvalidRequestError if it is too large."""
         await until_sent(
             lambda: self.producer.send(
                 topic or next_topic(routed), pack(routed), key=partition_key(routed), headers=_headers(routed)
             )
         )
 
-    async def end(self, reply: Reply, request_id: str, error: GeaError, *, epoch: Epoch) -> None:
-        """End a request as failed, with the code of `error`."""
+    async def end(self, reply: Reply, request_id: str, error: GeaError, *, epoch: Epoch) -> Record | None:
+        """End a request as failed, with the code of `error`; return the record, None if its place takes none."""
         log.info("request_refused", request_id=request_id, code=error.code, reason=error.message)
         failure = failure_of(error)
         if self.metrics is not None:
             self.metrics.count_end(FinishReason.ERROR)
-        await until_sent(lambda: end_request(self.producer, reply, request_id, epoch=epoch, failure=failure))
+        try:
+            return await until_sent(lambda: end_request(self.producer, reply, request_id, epoch=epoch, failure=failure))
+        except InvalidRequestError as refusal:
+            log.error("end_refused", request_id=request_id, topic=reply.topic, reason=refusal.message)
+            return None
 
     async def point_to(self, reply: Reply, request_id: str, see: See, *, epoch: Epoch) -> None:
         """Tell a reader where the stream of a repeated request stands."""

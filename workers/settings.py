@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 import yaml
@@ -25,9 +25,18 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 OUTSIDE_VARIABLES = frozenset({"GEA_CONFIG", "GEA_CACHE", "GEA_HOME", "GEA_BROKER", "GEA_COLOUR", "GEA_STACK_ID"})
 """Variables with our prefix that are no setting."""
 
+SECRETS = frozenset({"sasl_password", "url", "state_url"})
+
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the configuration."""
+    """A part of the configuration. Passwords, and URLs, which may hold them, are in no repr."""
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        return [(name, "…" if value and name in SECRETS else value) for name, value in values]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
 class SecurityProtocol(StrEnum):
@@ -209,6 +218,9 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     `GEA_BATCHING_BATCH_SIZE=4` sets `batching.batch_size`. Raises ConfigError that names the key.
     """
     tree = _read(path) if path else {}
+    for section in Settings.__struct_fields__:
+        if section in tree and tree[section] is None:  # all of its keys are commented out
+            del tree[section]
     for name, text in sorted(environ.items()):
         if name.startswith("GEA_") and name not in OUTSIDE_VARIABLES:
             _overlay(tree, name, text)
@@ -238,29 +250,36 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _overlay(tree: dict[str, Any], name: str, text: str) -> None:
     """Set the key that a variable names; keys contain underscores, so the schema says where they end."""
-    keys = _find(Settings, name.removeprefix("GEA_").lower())
-    if keys is None:
+    found = _find(Settings, name.removeprefix("GEA_").lower())
+    if found is None:
         raise ConfigError(f"configuration: the variable {name} names no key")
+    keys, hint = found
     for key in keys[:-1]:
         tree = tree.setdefault(key, {})
-    tree[keys[-1]] = _scalar(text)
+        if not isinstance(tree, dict):
+            raise ConfigError(f"configuration: {key}: a map of keys is expected")
+    tree[keys[-1]] = _scalar(text, hint)
 
 
-def _find(struct: type[msgspec.Struct], rest: str) -> list[str] | None:
+def _find(struct: type[msgspec.Struct], rest: str) -> tuple[list[str], Any] | None:
+    """Return the keys that lead to a setting, and its type."""
     hints = {field.name: field.type for field in msgspec.structs.fields(struct)}
     for key, hint in hints.items():
         if rest == key:
-            return [key]
+            return [key], hint
         if rest.startswith(f"{key}_"):
             section = next((t for t in (hint, *get_args(hint)) if isinstance(t, type)), None)
             if section is not None and issubclass(section, msgspec.Struct):
                 found = _find(section, rest.removeprefix(f"{key}_"))
                 if found:
-                    return [key, *found]
+                    return [key, *found[0]], found[1]
     return None
 
 
-def _scalar(text: str) -> Any:
+def _scalar(text: str, hint: Any) -> Any:
+    """Read a value as its type wants it: text as it stands, since a password may look like a number or a comment."""
+    if hint is str or (str in get_args(hint) and tuple not in (hint, get_origin(hint))):
+        return None if text == "null" and hint is not str else text
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:

@@ -25,7 +25,7 @@ from schemas.errors import (
     InvalidRequestError,
     StreamError,
 )
-from schemas.tokens import Claim, End, FinishReason
+from schemas.tokens import Claim, End, FinishReason, See
 from schemas.worker import Pool
 from streams.broker import Broker, TopicPartition
 from streams.delivery import Delivery
@@ -37,7 +37,15 @@ from workers.generation.answer import Draft, end_of, failed_end
 from workers.generation.engine import Engine, TokenChunk
 from workers.generation.planning import Planner
 from workers.generation.strategies import play
-from workers.handler import check_deadline, decode_routed, epoch_of, gather_all, now_ms, refuse_record
+from workers.handler import (
+    check_deadline,
+    decode_routed,
+    epoch_of,
+    gather_all,
+    now_ms,
+    refusal_epoch,
+    refuse_record,
+)
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
 
@@ -53,6 +61,14 @@ class GenerationLimits:
     writer: WriterLimits = field(default_factory=WriterLimits)
     num_turns: int = 3
     lease_s: float = 30.0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Running:
+    """A request in work here. `has_ended` tells those who wait whether its stream is over, or they have to run it."""
+
+    routed: RoutedRequest
+    has_ended: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class GenerationHandler:
@@ -77,7 +93,7 @@ class GenerationHandler:
         self._outbox = outbox
         self._topic = topic
         self._limits = limits
-        self._running: dict[str, asyncio.Future[bool]] = {}
+        self._running: dict[str, _Running] = {}
 
     @property
     def pool(self) -> Pool:
@@ -102,6 +118,7 @@ class GenerationHandler:
         finally:
             for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def snapshot(self) -> StageSnapshot:
         """Return the engine's state."""
@@ -129,24 +146,34 @@ class GenerationHandler:
 
     async def _answer(self, delivery: Delivery, routed: RoutedRequest) -> None:
         """Bring one request to its end and acknowledge it, or leave its record to the next owner by raising."""
-        if (running := self._running.get(routed.request_id)) is not None:
-            if await asyncio.shield(running):  # a copy of a request that runs here: one stream answers both
-                delivery.done()
-            return
-        has_ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._running[routed.request_id] = has_ended
+        while (running := self._running.get(routed.request_id)) is not None:
+            if await asyncio.shield(running.has_ended):
+                await self._share(delivery, routed, running.routed)
+                return
+        running = self._running[routed.request_id] = _Running(routed=routed)
+        failure: BrokerUnavailableError | None = None
+        is_over = False
         try:
             await self._run(delivery, routed)
-            has_ended.set_result(True)
-            delivery.done()
+            is_over = True
         except BrokerUnavailableError as error:
-            await self._reproduce(routed, error)
-            has_ended.set_result(True)
-            delivery.done()
-        finally:
+            failure = error
+        finally:  # also before the request is handed on: it may come back here before that is acknowledged
             del self._running[routed.request_id]
-            if not has_ended.done():
-                has_ended.set_result(False)
+            running.has_ended.set_result(is_over)
+        if failure is not None:
+            await self._reproduce(routed, failure)
+        delivery.done()
+
+    async def _share(self, delivery: Delivery, routed: RoutedRequest, first: RoutedRequest) -> None:
+        """Acknowledge a copy of a request that has ended here; a repeat is pointed to the first one's stream."""
+        if routed.tenant != first.tenant:
+            in_use = InvalidRequestError("request_id: in use by another tenant", field="request_id")
+            await self._outbox.dead_letter(delivery.record, in_use)
+        elif routed.origin != first.origin:
+            see = See(topic=first.reply.topic, partition=first.reply.partition, offset=first.reply.start)
+            await self._outbox.point_to(routed.reply, routed.request_id, see, epoch=refusal_epoch(delivery))
+        delivery.done()
 
     async def _run(self, delivery: Delivery, routed: RoutedRequest) -> None:
         """Write the stream of one run. Raises BrokerUnavailableError and EngineUnavailableError; the rest ends it."""
@@ -161,21 +188,24 @@ class GenerationHandler:
                 raise
             except TimeoutError:
                 late = DeadlineExceededError("deadline_ms: passed during generation", field="deadline_ms")
-                await self._fail(writer, routed, late)
+                await self._fail(writer, delivery, routed, late)
             except GeaError as error:
-                await self._fail(writer, routed, error)
+                await self._fail(writer, delivery, routed, error)
             except Exception as error:
                 log.exception("generation_failed")
                 fault = InternalError(f"{type(error).__name__}: {error}")
                 await self._outbox.dead_letter(delivery.record, fault)
-                await self._fail(writer, routed, fault)
+                await self._fail(writer, delivery, routed, fault)
 
-    async def _fail(self, writer: TokenWriter, routed: RoutedRequest, error: GeaError) -> None:
+    async def _fail(self, writer: TokenWriter, delivery: Delivery, routed: RoutedRequest, error: GeaError) -> None:
         """End a run as failed, in its own name: another's claim of the same epoch would not count."""
         log.info("request_failed", code=error.code, reason=error.message)
         if self._outbox.metrics is not None:
             self._outbox.metrics.count_end(FinishReason.ERROR)
-        await writer.end(failed_end(routed, error, now_ms()))
+        try:
+            await writer.end(failed_end(routed, error, now_ms()))
+        except InvalidRequestError as refusal:  # its place takes no record at all: nobody can be told
+            await self._outbox.dead_letter(delivery.record, refusal)
 
     def _writer(self, delivery: Delivery, routed: RoutedRequest) -> TokenWriter:
         identity = self._engine.identity

@@ -13,10 +13,10 @@ import structlog
 
 from schemas.codec import unpack
 from schemas.envelope import ROUTES_TYPE, check_type
-from schemas.errors import DecodeError, InvalidRequestError, UnavailableError
+from schemas.errors import ConfigError, DecodeError, InvalidRequestError, StreamExpiredError, UnavailableError
 from schemas.worker import Pool, RouteStamp, RouteTable
 from streams.broker import Broker, Record, TopicPartition
-from streams.topics import ROUTES
+from streams.topics import ROUTES, pool_topic
 
 FULL_WEIGHT = 10_000
 FIRST_COLOUR = "blue"
@@ -41,6 +41,11 @@ def check_table(table: RouteTable) -> None:
     """Raise InvalidRequestError unless the weights are whole."""
     if any(weight < 0 for weight in table.weights.values()) or sum(table.weights.values()) != FULL_WEIGHT:
         raise InvalidRequestError(f"weights: must be at least 0 and add up to {FULL_WEIGHT}", field="weights")
+    try:
+        for colour in table.weights:
+            pool_topic(table.pool, colour)
+    except ConfigError as error:
+        raise InvalidRequestError(f"weights: {error.message}", field="weights") from error
 
 
 class RouteBook:
@@ -79,20 +84,25 @@ async def follow_routes(broker: Broker, book: RouteBook, caught_up: asyncio.Even
     """Keep `book` up to date for ever; sets `caught_up` when all records of the start are in."""
     while True:
         try:
-            places = {TopicPartition(ROUTES, p): 0 for p in range(await broker.partitions(ROUTES))}
-            reader = await broker.reader(places)
+            places = [TopicPartition(ROUTES, p) for p in range(await broker.partitions(ROUTES))]
+            reader = await broker.reader(dict.fromkeys(places))
         except UnavailableError as error:
             log.warning("routes_unavailable", reason=error.message)
             await asyncio.sleep(RETRY_S)
             continue
         try:
             ends = await reader.end_offsets()
+            for place, begin in (await reader.begin_offsets()).items():
+                reader.seek(place, begin)
             while True:
                 if all(reader.position(place) >= end for place, end in ends.items()):
                     caught_up.set()
-                for record in await reader.poll(timeout_ms=POLL_MS):
+                records = await reader.poll(timeout_ms=POLL_MS)
+                for record in records:
                     book.take(record)
-        except UnavailableError as error:
+                if not records:
+                    caught_up.set()  # compaction may have removed the last ones
+        except (UnavailableError, StreamExpiredError) as error:
             log.warning("routes_unavailable", reason=error.message)
             await asyncio.sleep(RETRY_S)
         finally:

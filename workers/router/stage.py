@@ -13,7 +13,15 @@ from collections.abc import Sequence
 import structlog
 
 from schemas.envelope import Origin, Reply, RequestHeaders, RoutedRequest, parse_request_headers
-from schemas.errors import DecodeError, GeaError, InvalidRequestError
+from schemas.errors import (
+    ConfigError,
+    DecodeError,
+    GeaError,
+    InternalError,
+    InvalidRequestError,
+    RejectedError,
+    UnavailableError,
+)
 from schemas.request import GenerationRequest
 from schemas.tokens import See
 from schemas.worker import Pool
@@ -58,7 +66,13 @@ class RouterHandler:
         self._following = asyncio.create_task(follow_routes(self._broker, self._book, caught_up))
         await self._directory.start()
         await self._ends.start()
-        await caught_up.wait()
+        reading = asyncio.create_task(caught_up.wait())
+        try:
+            await asyncio.wait((reading, self._following), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+        if self._following.done():
+            self._following.result()
 
     async def handle(self, batch: Sequence[Delivery]) -> None:
         """Route a batch."""
@@ -86,20 +100,33 @@ class RouterHandler:
                 InvalidRequestError("header request_id: missing or malformed", field="request_id"),
             )
             return
-        origin = Origin(partition=record.partition, offset=record.offset)
         with bind_request(request_id):
             try:
-                headers = parse_request_headers(record.headers)
-                reply = self._reply(headers)
-                request = read_request(record, self._limits)
-            except DecodeError as error:
-                await refuse_record(self._outbox, delivery, error)
-                return
-            except InvalidRequestError as error:
-                await self._refuse(delivery, request_id, error)
-                return
-            await self._admit(delivery, headers, request, origin, reply)
+                await self._decide(delivery, request_id)
+            except (UnavailableError, ConfigError):
+                raise  # the record is not to blame
+            except Exception as error:
+                log.exception("routing_failed")
+                await self._outbox.dead_letter(record, InternalError(f"{type(error).__name__}: {error}"))
+                await self._refuse(delivery, request_id, InternalError("the request could not be routed"))
         delivery.done()
+
+    async def _decide(self, delivery: Delivery, request_id: str) -> None:
+        """Admit a record, or refuse what is no request or breaks a rule."""
+        record = delivery.record
+        try:
+            headers = parse_request_headers(record.headers)
+            reply = self._reply(headers)
+            request = read_request(record, self._limits)
+        except DecodeError as error:
+            await self._outbox.dead_letter(record, error)
+            await self._refuse(delivery, request_id, error)
+        except InvalidRequestError as error:
+            if not await self._refuse(delivery, request_id, error):
+                await self._outbox.dead_letter(record, error)
+        else:
+            origin = Origin(partition=record.partition, offset=record.offset)
+            await self._admit(delivery, headers, request, origin, reply)
 
     async def _admit(
         self,
@@ -119,11 +146,10 @@ class RouterHandler:
             deadline_ms = deadline_of(headers, self._limits, now_ms())
             if not delivery.is_takeover:
                 check_load(load_of(self._directory.workers(Pool.GENERATION)), self._limits)
-        except GeaError as error:
-            await self._outbox.end(reply, headers.request_id, error, epoch=refusal_epoch(delivery))
+            await self._outbox.forward(self._stamped(headers, request, origin, known.reply, deadline_ms))
+        except (InvalidRequestError, RejectedError) as error:
+            await self._end(delivery, reply, headers.request_id, error)
             await self._sessions.unmark(headers.request_id)
-            return
-        await self._outbox.forward(self._stamped(headers, request, origin, known.reply, deadline_ms))
 
     async def _point(self, delivery: Delivery, headers: RequestHeaders, reply: Reply, known: Marker) -> None:
         if known.tenant != headers.tenant:
@@ -135,20 +161,28 @@ class RouterHandler:
         see = See(topic=known.reply.topic, partition=known.reply.partition, offset=known.reply.start)
         await self._outbox.point_to(reply, headers.request_id, see, epoch=refusal_epoch(delivery))
 
-    async def _refuse(self, delivery: Delivery, request_id: str, error: InvalidRequestError) -> None:
-        """End a request that breaks a rule, unless its id belongs to another one: that must not be harmed."""
-        if await self._sessions.marker(request_id) is None:
-            reply = self._refusal_reply(delivery, request_id)
-            await self._outbox.end(reply, request_id, error, epoch=refusal_epoch(delivery))
-        else:
-            await self._outbox.dead_letter(delivery.record, error)
-        delivery.done()
+    async def _refuse(self, delivery: Delivery, request_id: str, error: GeaError) -> bool:
+        """End a request that cannot be answered; False if its id belongs to another one, which must not be harmed.
 
-    def _refusal_reply(self, delivery: Delivery, request_id: str) -> Reply:
+        Who repeats his own request that way is pointed to its stream.
+        """
         try:
-            return self._reply(parse_request_headers(delivery.record.headers))
+            headers = parse_request_headers(delivery.record.headers)
+            reply = self._reply(headers)
         except InvalidRequestError:
-            return self._outbox.default_reply(request_id)
+            headers, reply = None, self._outbox.default_reply(request_id)
+        known = await self._sessions.marker(request_id)
+        if known is None:
+            await self._end(delivery, reply, request_id, error)
+        elif headers is not None and known.tenant == headers.tenant:
+            await self._point(delivery, headers, reply, known)
+        return known is None
+
+    async def _end(self, delivery: Delivery, reply: Reply, request_id: str, error: GeaError) -> None:
+        """End a request. What comes later under its id must not take this end for its own, so it begins behind it."""
+        written = await self._outbox.end(reply, request_id, error, epoch=refusal_epoch(delivery))
+        if written is not None:
+            self._ends.note(written)
 
     def _reply(self, headers: RequestHeaders) -> Reply:
         reply = reply_of(headers, self._outbox.default_reply(headers.request_id), self._limits)

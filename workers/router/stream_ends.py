@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import structlog
 
 from schemas.errors import UnavailableError
-from streams.broker import Broker, LogReader, TopicPartition
+from streams.broker import Broker, LogReader, Record, TopicPartition
 
 REFRESH_S = 2.0
 
@@ -26,12 +26,18 @@ class StreamEnds:
         self._broker = broker
         self._places = [TopicPartition(topic, p) for topic, count in num_partitions.items() for p in range(count)]
         self._ends: dict[TopicPartition, int] = {}
+        self._noted: dict[TopicPartition, int] = {}
         self._reader: LogReader | None = None
         self._task: asyncio.Task[None] | None = None
 
     def before(self, topic: str, partition: int) -> int:
         """Return an offset at or before the end of a partition."""
         return self._ends.get(TopicPartition(topic, partition), 0)
+
+    def note(self, record: Record) -> None:
+        """Note a record that was just written: the end of its partition lies behind it."""
+        self._noted[record.place] = max(record.offset + 1, self._noted.get(record.place, 0))
+        self._ends[record.place] = max(record.offset + 1, self.before(*record.place))
 
     async def start(self) -> None:
         """Ask once and go on asking. Raises BrokerUnavailableError."""
@@ -49,7 +55,9 @@ class StreamEnds:
     async def _refresh(self) -> None:
         if self._reader is None:
             self._reader = await self._broker.reader(dict.fromkeys(self._places))
-        self._ends.update(await self._reader.end_offsets())
+        self._noted.clear()  # an answer that is on its way may be older than what is noted from now on
+        for place, end in (await self._reader.end_offsets()).items():
+            self._ends[place] = max(end, self._noted.get(place, 0))
 
     async def _refresh_forever(self) -> None:
         while True:

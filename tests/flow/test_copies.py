@@ -1,0 +1,126 @@
+"""Several records of one request at once: a partition that goes and comes back, a re-produced request, repeats."""
+
+from __future__ import annotations
+
+import asyncio
+
+from schemas.codec import pack
+from schemas.envelope import Headers
+from schemas.request import GenerationRequest
+from schemas.tokens import Kind
+from schemas.worker import Pool
+from streams.broker import Producer, Record
+from streams.routing import murmur2_partition
+from streams.topics import TOKENS, pool_group, pool_topic
+from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
+from tests.flow.test_failures import TEXT, Gate, all_committed, dead_letters, send_raw
+from tests.streams.token_fakes import until
+from workers.generation.engine.fake import FakeEngine
+from workers.generation.stage import GenerationHandler
+
+TOPIC = pool_topic(Pool.GENERATION, "blue")
+GROUP = pool_group(Pool.GENERATION, "blue")
+
+
+class LateAcknowledgement:
+    """Writes at once; what goes to `topic` is acknowledged only when `is_seen` holds."""
+
+    def __init__(self, inner: Producer, topic: str) -> None:
+        self.is_seen = asyncio.Event()
+        self.written = asyncio.Event()
+        self._inner = inner
+        self._topic = topic
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> Record:
+        record = await self._inner.send(topic, value, key=key, headers=headers, partition=partition)
+        if topic == self._topic:
+            self.written.set()
+            await self.is_seen.wait()
+        return record
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+def generation(gea: Installation) -> GenerationHandler:
+    handler = gea.workers["generation-1"].handler
+    assert isinstance(handler, GenerationHandler)
+    return handler
+
+
+async def test_a_partition_that_was_lost_and_comes_back_to_the_same_worker_is_worked_on() -> None:
+    gate = Gate(stop_at=20)
+    async with installation() as gea, gea.client() as client:
+        await gea.start_all(FakeEngine(TEXT, pause=gate))
+        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
+        await gate.reached.wait()
+        gea.broker.group(GROUP).generation += 1  # the group went through a generation without us
+        await gea.broker.rebalance(GROUP)
+        gate.opened.set()
+        assert (await asking).text == TEXT
+        await all_committed(gea, TOPIC, Pool.GENERATION)
+
+
+async def test_a_request_that_comes_back_before_its_handing_on_is_acknowledged_is_not_swallowed() -> None:
+    gate = Gate(stop_at=10)
+    async with installation() as gea, gea.client() as client:
+        await gea.start_all(FakeEngine(TEXT, pause=gate))
+        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
+        await gate.reached.wait()
+        outbox = generation(gea)._outbox
+        late = LateAcknowledgement(outbox.producer, TOPIC)
+        outbox.producer = late
+        gea.broker.down = True
+        gate.opened.set()
+        await gate.passed.wait()
+        await until(lambda: not generation(gea)._running)
+        gea.broker.down = False
+        await late.written.wait()
+        assert (await asking).text == TEXT  # by the second record, while the first still waits
+        late.is_seen.set()
+        await all_committed(gea, TOPIC, Pool.GENERATION)
+
+
+async def test_without_the_store_a_repeat_elsewhere_is_pointed_to_the_stream_that_runs() -> None:
+    other = 1 - murmur2_partition(b"r-1", NUM_PARTITIONS)
+    gate = Gate(stop_at=10)
+    async with installation() as gea, gea.client() as client:
+        await gea.start_all(FakeEngine(TEXT, pause=gate))
+        gea.store.down = True
+        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
+        await gate.reached.wait()
+        body = pack(GenerationRequest(prompt="tell me", session_id="another-1", **DIALOGUE))
+        await send_raw(gea, body, [("request_id", "r-1"), ("reply_partition", str(other))])
+        await gea.broker.until(lambda: len(gea.broker.records(TOPIC)) == 2)
+        gate.opened.set()
+        assert (await asking).text == TEXT
+        await gea.broker.until(lambda: any(record.kind is Kind.SEE for record in gea.tokens_of("r-1")))
+        await all_committed(gea, TOPIC, Pool.GENERATION)
+        (see,) = (record.see for record in gea.tokens_of("r-1") if record.kind is Kind.SEE)
+        assert see is not None
+        assert (see.topic, see.partition) == (TOKENS, 1 - other)
+
+
+async def test_without_the_store_another_tenants_repeat_gets_nothing_of_the_stream_that_runs() -> None:
+    gate = Gate(stop_at=10)
+    async with installation() as gea, gea.client() as client:
+        await gea.start_all(FakeEngine(TEXT, pause=gate))
+        gea.store.down = True
+        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
+        await gate.reached.wait()
+        body = pack(GenerationRequest(prompt="tell me", **DIALOGUE))
+        await send_raw(gea, body, [("request_id", "r-1"), ("tenant", "other")])
+        await gea.broker.until(lambda: len(gea.broker.records(TOPIC)) == 2)
+        gate.opened.set()
+        assert (await asking).text == TEXT
+        await all_committed(gea, TOPIC, Pool.GENERATION)
+        assert [letter.code for letter in dead_letters(gea)] == ["invalid_request"]
+        assert not any(record.kind is Kind.SEE for record in gea.tokens_of("r-1"))
