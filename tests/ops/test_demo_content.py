@@ -204,6 +204,7 @@ def texts_of(split: str) -> set[str]:
 
 def test_every_template_intent_has_an_answer_in_every_language() -> None:
     wanted = {name for name, intent in intents().items() if intent["strategy_hint"] == "template"}
+    wanted.add("out_of_scope")  # for the languages that the model does not speak
     assert set(templates()["answers"]) == wanted
     assert all(set(answers) == set(LANGUAGES) for answers in templates()["answers"].values())
 
