@@ -84,8 +84,8 @@ def convert(value: Mapping[str, Any], type_: type[T]) -> T:
     try:
         return msgspec.convert(value, type_)
     except (msgspec.ValidationError, RecursionError) as error:
-        message, _, path = str(error).partition(" - at `$.")
-        field = path.rstrip("`") or None
+        message, _, path = str(error).partition(" - at `")  # "… - at `$.stop[0]`", "… - at `key` in `$.logit_bias`"
+        field = path.rpartition("$.")[2].rstrip("`") or None
         raise InvalidRequestError(f"{field}: {message}" if field else message, field=field) from error
 
 

@@ -19,6 +19,7 @@ from schemas.errors import (
     InvalidRequestError,
     RequestFailedError,
     ResponseTimeoutError,
+    StreamError,
     StreamExpiredError,
 )
 from schemas.request import GenerationRequest, Message, Role
@@ -247,3 +248,40 @@ def test_the_client_needs_neither_torch_nor_a_broker_library_to_import() -> None
     code = f"import streams, sys; print([name for name in {heavy.split()} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("stop", "abc"), ("temperature", "hot"), ("max_tokens", True), ("logit_bias", {1: 5.0})]
+)
+async def test_a_field_of_a_wrong_type_is_named_before_anything_is_sent(field: str, value: object) -> None:
+    async with GeaClient(await broker_with_topics(), FAST) as client:
+        with pytest.raises(InvalidRequestError) as caught:
+            client.generate("x", **{field: value})  # type: ignore[arg-type]
+        assert (caught.value.field or "").startswith(field)
+
+
+async def test_a_stream_that_was_closed_early_says_so_and_leaves_the_client_usable() -> None:
+    broker = await broker_with_topics()
+    async with responder(broker), GeaClient(broker, FAST) as client:
+        stream = client.generate("one two three")
+        await anext(stream)
+        await stream.aclose()
+        with pytest.raises(StreamError, match="closed"):
+            await stream.answer()
+        assert client.statistics()["inboxes"] == 0
+        whole = client.generate("one two")
+        assert (await whole.answer()).text == "one two "
+        assert (await whole.answer()).text == "one two "
+
+
+async def test_many_tasks_hear_of_an_absent_broker_in_bounded_time() -> None:
+    class SilentBroker(MemoryBroker):
+        async def partitions(self, topic: str) -> int:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async with GeaClient(SilentBroker(), FAST) as client, asyncio.timeout(5):
+        asked = [client.complete("x") for _ in range(20)]
+        assert {type(error) for error in await asyncio.gather(*asked, return_exceptions=True)} == {
+            BrokerUnavailableError
+        }

@@ -363,3 +363,24 @@ async def test_lag_counts_what_is_not_committed() -> None:
         async with asyncio.timeout(5):
             while pool.statistics().lag != 2:
                 await broker.wait(0.01)
+
+
+async def test_lag_does_not_count_what_retention_has_removed() -> None:
+    broker = await broker_with()
+    await produce(broker, 5)
+    broker.expire(TOPIC, 0, before=5)
+    async with consumer(broker) as pool, asyncio.timeout(5):
+        while pool.statistics().lag is None:
+            await pool._woken(0.01)
+        assert pool.statistics().lag == 0
+
+
+async def test_lag_from_a_commit_that_retention_has_overtaken_counts_what_is_left() -> None:
+    broker = await broker_with()
+    await produce(broker, 5)
+    broker.group(GROUP).committed[P0] = 1
+    broker.expire(TOPIC, 0, before=4)
+    async with consumer(broker) as pool, asyncio.timeout(5):
+        while pool.statistics().lag is None:
+            await pool._woken(0.01)
+        assert pool.statistics().lag == 1

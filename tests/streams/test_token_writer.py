@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from typing import Any
 
 import msgspec
 import pytest
 
-from schemas.errors import BrokerUnavailableError, InternalError
-from schemas.tokens import Choice, Claim, EndStatus, Epoch, Failure, FinishReason, Kind, See, TokenLogprob, Usage
+from schemas.errors import BrokerUnavailableError, InternalError, InvalidRequestError
+from schemas.tokens import Choice, Claim, End, EndStatus, Epoch, Failure, FinishReason, Kind, See, TokenLogprob, Usage
+from streams.broker import Record
 from streams.claims import StreamView
 from streams.memory import MemoryBroker
 from streams.token_reader import read_view
@@ -239,3 +241,46 @@ async def test_a_repeat_is_pointed_to_its_stream() -> None:
     await point_to(await broker.producer(), REPLY, "r1", epoch=Epoch(0, 0), see=see)
     (record,) = tokens_of(broker, "r1")
     assert (record.kind, record.see, record.claim) == (Kind.SEE, see, None)
+
+
+class PickyProducer(GatedProducer):
+    """Refuses records above a size, as Kafka does."""
+
+    async def send(self, topic: str, value: bytes | None, **place: Any) -> Record:
+        if len(value or b"") > 2_000:
+            raise InvalidRequestError("the record is too large")
+        return await super().send(topic, value, **place)
+
+
+async def test_after_a_record_that_the_broker_refuses_a_failed_end_speaks_of_what_is_written() -> None:
+    broker = await broker_with_topics()
+    producer = PickyProducer(await broker.producer())
+    async with TokenWriter(producer, REPLY, "r1", epoch=EPOCH, limits=PATIENT) as writer:
+        await writer.append(0, "small", (1,))
+        await broker.until(lambda: len(tokens_of(broker, "r1")) == 1)
+        await writer.append(0, "x" * 3_000, (2,))
+        with pytest.raises(InvalidRequestError):
+            await writer.end(COMPLETED)
+        with pytest.raises(InvalidRequestError):
+            await writer.end(COMPLETED)
+        await writer.end(End(status=EndStatus.FAILED, finish_reason=FinishReason.ERROR))
+    view = await view_of(broker)
+    assert view.end is not None
+    assert (view.end.status, view.text(), view.end.usage.completion_tokens) == (EndStatus.FAILED, "small", 1)
+
+
+async def test_a_fault_in_the_background_does_not_leave_the_writer_waiting_for_room() -> None:
+    broker = await broker_with_topics()
+    producer = GatedProducer(await broker.producer())
+    producer.gate.clear()
+    limits = WriterLimits(max_tokens=1, max_delay_ms=0, max_pending_tokens=1)
+    async with TokenWriter(producer, REPLY, "r1", epoch=EPOCH, limits=limits) as writer, asyncio.timeout(5):
+        await writer.append(0, "a", (1,))
+        await until(lambda: producer.num_waiting == 1)
+        await writer.append(0, "b", (2,))
+        waiting = asyncio.create_task(writer.append(0, "c", (3,)))
+        await asyncio.sleep(0)
+        assert writer._flusher is not None
+        writer._flusher.cancel()
+        with pytest.raises(BrokerUnavailableError):
+            await waiting

@@ -122,3 +122,19 @@ def test_password_in_no_repr_of_the_clients_settings() -> None:
     assert broker.security.tls.ca_file == "/etc/ca.pem"
     assert (store.url, store.tls.ca_file) == ("rediss://user:hush-hush@redis:6379/0", "/etc/redis-ca.pem")
     assert "hush" not in repr(broker) + repr(store)
+    assert "hush" not in repr(settings)
+
+
+@pytest.mark.parametrize("password", ["12345", "yes", "null ", "p@ss #1", "#x", "a: b", "[1", "~", "'x"])
+def test_text_from_a_variable_is_taken_as_it_stands(password: str) -> None:
+    settings = load_settings(None, {"GEA_KAFKA_SASL_PASSWORD": password, "GEA_WORKER_METRICS_PORT": "9100"})
+    assert (settings.kafka.sasl_password, settings.worker.metrics_port) == (password, 9100)
+
+
+def test_a_section_without_keys_is_all_defaults_and_takes_variables(tmp_path: Path) -> None:
+    path = tmp_path / "gea.yaml"
+    path.write_text("kafka:\n  # bootstrap: a:1\nredis:\n", encoding="utf-8")
+    assert load_settings(path, {"GEA_KAFKA_BOOTSTRAP": "b:2"}).kafka.bootstrap == "b:2"
+    path.write_text("kafka: 5\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="kafka"):
+        load_settings(path, {"GEA_KAFKA_BOOTSTRAP": "b:2"})

@@ -58,3 +58,24 @@ async def test_book_follows_the_topic_and_ignores_older_versions_and_rubbish() -
     await asyncio.gather(following, return_exceptions=True)
     route = book.stamp("s-1")
     assert (route.generation, route.intent, route.version) == ("green", "blue", 2)
+
+
+async def test_reading_catches_up_where_the_first_tables_have_left_the_topic() -> None:
+    broker = MemoryBroker()
+    await broker.create_topics(topic_specs(1))
+    producer = await broker.producer()
+    for version in (1, 2):
+        table = RouteTable(pool=Pool.INTENT, version=version, weights={"blue": 10_000})
+        await producer.send(ROUTES, pack(table), key=b"intent")
+    broker.expire(ROUTES, 0, before=1)
+    book, caught_up = RouteBook(), asyncio.Event()
+    following = asyncio.create_task(follow_routes(broker, book, caught_up))
+    async with asyncio.timeout(5):
+        await caught_up.wait()
+    following.cancel()
+    assert book.tables[Pool.INTENT].version == 2
+
+
+def test_a_table_with_a_colour_that_can_be_no_topic_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="colour"):
+        check_table(RouteTable(pool=Pool.INTENT, version=1, weights={"a b": 10_000}))
