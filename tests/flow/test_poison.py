@@ -151,7 +151,8 @@ async def test_a_request_that_outgrows_a_record_between_the_pools_ends() -> None
 
 async def test_an_end_too_large_for_a_record_becomes_a_failed_one() -> None:
     def with_books(routed: RoutedRequest) -> RoutedRequest:
-        passages = tuple(Passage(text="shoes " * 8_600, passage_id=str(n)) for n in range(20))
+        found = {"score": 1.0, "semantic_rank": 1, "semantic_score": 1.0, "keyword_rank": 1, "keyword_score": 9.0}
+        passages = tuple(Passage(text="shoes " * 8_600, passage_id=str(n), **found) for n in range(20))
         return msgspec.structs.replace(routed, retrieval=RetrievalResult(passages=passages))
 
     async with installation() as gea, gea.client() as client:
