@@ -10,25 +10,28 @@ import pytest
 
 from schemas.codec import pack
 from schemas.envelope import JSON, Headers, Origin, Reply, RoutedRequest
+from schemas.errors import InvalidRequestError
 from schemas.intent import IntentResult
 from schemas.request import GenerationRequest
 from schemas.retrieval import Passage, RetrievalResult
 from schemas.tokens import End, EndStatus, Kind
 from schemas.worker import Pool, RouteStamp
+from streams.broker import Producer, Record
 from streams.client import GeaClient
 from streams.routing import murmur2_partition
 from streams.topics import REQUESTS, TOKENS, pool_topic
 from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
 from tests.flow.test_failures import all_committed, dead_letters, end_of, send_raw
 from workers.generation.engine.fake import FakeEngine
+from workers.generation.stage import GenerationHandler
 
 HUGE_NUMBER = b'{"prompt": "x", "passages": [{"text": "a", "semantic_rank": ' + b"9" * 40 + b"}]}"
 LONG = "\x00" * 300_000  # four characters each where it is quoted
 
 
-async def last_end(gea: Installation, client: GeaClient, prompt: str, *, explain: bool = False) -> End:
+async def last_end(gea: Installation, client: GeaClient, prompt: str) -> End:
     """Ask and return the end, which has come once."""
-    chunks = [chunk async for chunk in client.generate(prompt, request_id="r-1", explain=explain)]
+    chunks = [chunk async for chunk in client.generate(prompt, request_id="r-1")]
     assert [record.kind for record in gea.tokens_of("r-1")].count(Kind.END) == 1
     end = chunks[-1].end
     assert end is not None
@@ -149,17 +152,50 @@ async def test_a_request_that_outgrows_a_record_between_the_pools_ends() -> None
         assert_alive(gea)
 
 
-async def test_an_end_too_large_for_a_record_becomes_a_failed_one() -> None:
-    def with_books(routed: RoutedRequest) -> RoutedRequest:
-        found = {"score": 1.0, "semantic_rank": 1, "semantic_score": 1.0, "keyword_rank": 1, "keyword_score": 9.0}
-        passages = tuple(Passage(text="shoes " * 8_600, passage_id=str(n), **found) for n in range(20))
-        return msgspec.structs.replace(routed, retrieval=RetrievalResult(passages=passages))
+class NarrowProducer:
+    """Takes no token record above `max_bytes`, as a broker whose topic was set so."""
 
+    def __init__(self, inner: Producer, max_bytes: int) -> None:
+        self._inner = inner
+        self._max_bytes = max_bytes
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> Record:
+        if topic == TOKENS and len(value or b"") > self._max_bytes:
+            raise InvalidRequestError("the record is too large")
+        return await self._inner.send(topic, value, key=key, headers=headers, partition=partition)
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+
+@pytest.mark.parametrize("max_bytes", [2_000, 10])
+async def test_an_end_too_large_for_its_topic_becomes_a_failed_one_or_a_dead_letter(max_bytes: int) -> None:
     async with installation() as gea, gea.client() as client:
-        gea.retrieval._annotate = with_books
         await gea.start_all(FakeEngine("fine"))
-        end = await last_end(gea, client, "How long can I return shoes?", explain=True)
-        assert (end.status, end.failure.code if end.failure else "") == (EndStatus.FAILED, "invalid_request")
+        handler = gea.workers["generation-1"].handler
+        assert isinstance(handler, GenerationHandler)
+        inner, handler._outbox.producer = (
+            handler._outbox.producer,
+            NarrowProducer(await gea.broker.producer(), max_bytes),
+        )
+        body = GenerationRequest(prompt="x" * 3_000, explain=True, **DIALOGUE)
+        await send_raw(gea, pack(body), [("request_id", "r-1")])
+        if max_bytes > 1_000:
+            end = await end_of(gea, client, "r-1")
+            assert (end.status, end.failure.code if end.failure else "") == (EndStatus.FAILED, "invalid_request")
+        else:
+            await gea.broker.until(lambda: len(dead_letters(gea)) == 1)
+        await all_committed(gea, pool_topic(Pool.GENERATION, "blue"), Pool.GENERATION)
+        handler._outbox.producer = inner
+        assert (await client.complete("tell me", **DIALOGUE)).text == "fine"
         assert_alive(gea)
 
 
