@@ -48,6 +48,8 @@ class KafkaProducer:
             with translated("connect a producer"):
                 async with asyncio.timeout(self._timeouts.request_ms / 1000):
                     await client.start()
+            if self._is_closed:  # while it was being rebuilt
+                raise BrokerUnavailableError("the producer is closed")
         except BaseException:
             await stop_producer(client, self._timeouts.close_ms)
             raise

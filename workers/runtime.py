@@ -81,7 +81,7 @@ class Worker:
             await self._until_stopped(consumer, stop)
             self._enter(WorkerState.DRAINING)
             log.info("draining", num_in_flight=consumer.statistics().num_in_flight)
-            await consumer.drain(self._drain_s)
+            await self._drain(consumer)
 
     def status(self) -> WorkerStatus:
         """Return the worker as it sees itself."""
@@ -128,6 +128,18 @@ class Worker:
             for task in (receiving, stopping, assigned):
                 task.cancel()
             await asyncio.gather(receiving, stopping, assigned, return_exceptions=True)
+
+    async def _drain(self, consumer: PoolConsumer) -> None:
+        """Let work finish; what ended the worker in the meantime leaves nothing to wait for."""
+        assert self._crash is not None
+        draining = asyncio.create_task(consumer.drain(self._drain_s))
+        try:
+            await asyncio.wait((draining, self._crash), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+            await asyncio.gather(draining, return_exceptions=True)
+        if self._crash.done():
+            self._crash.result()
 
     async def _receive(self, consumer: PoolConsumer) -> None:
         async for batch in consumer.batches():

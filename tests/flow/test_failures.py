@@ -16,13 +16,14 @@ from schemas.errors import BrokerUnavailableError, RequestFailedError, ResponseT
 from schemas.failure import DeadLetter
 from schemas.request import GenerationRequest
 from schemas.tokens import End, EndStatus, FinishReason, Kind
-from schemas.worker import Pool
+from schemas.worker import Pool, WorkerState
 from streams.claims import StreamView
 from streams.client import GeaClient
 from streams.routing import murmur2_partition
 from streams.token_reader import decode_token
 from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_group, pool_topic
 from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
+from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 
 TEXT = "A long answer that a worker may not live to finish."
@@ -159,6 +160,25 @@ async def test_an_engine_that_dies_takes_its_worker_down_and_loses_nothing() -> 
         dead = gea.workers.pop("generation-1")
         await asyncio.wait((dead.task,))
         assert dead.task.exception() is not None
+        await gea.start(Pool.GENERATION, "generation-2", FakeEngine(TEXT))
+        assert (await asking).text == TEXT
+
+
+async def test_an_engine_that_dies_while_its_worker_drains_ends_the_wait() -> None:
+    gate = Gate(stop_at=10)
+    engine = FakeEngine(TEXT, pause=gate)
+    async with installation() as gea, gea.client() as client:
+        await gea.start_all(engine)
+        asking = asyncio.create_task(client.complete("tell me", **DIALOGUE))
+        await gate.reached.wait()
+        dying = gea.workers.pop("generation-1")
+        dying.stop.set()
+        await until(lambda: dying.worker.state is WorkerState.DRAINING)
+        engine.die("out of order")
+        started = time.monotonic()
+        await asyncio.wait((dying.task,))
+        assert time.monotonic() - started < 2  # the limit is 5
+        assert dying.task.exception() is not None
         await gea.start(Pool.GENERATION, "generation-2", FakeEngine(TEXT))
         assert (await asking).text == TEXT
 
