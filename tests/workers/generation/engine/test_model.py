@@ -16,8 +16,9 @@ from schemas.errors import ConfigError
 from schemas.tokens import FinishReason
 from tests.workers.generation.fakes import save_tokenizer
 from workers.generation.engine.config import read_config
-from workers.generation.engine.loader import LocalEngineSettings
+from workers.generation.engine.loader import LocalEngineSettings, _runner
 from workers.generation.engine.local import LocalEngine
+from workers.generation.engine.model import DecodeRows, PrefillChunk
 from workers.generation.engine.protocol import EngineRequest, Finished, Precision, SamplingParams, TokenChunk
 from workers.generation.engine.weights import weights_hash
 
@@ -168,6 +169,23 @@ async def test_missing_weight_is_named(tmp_path: Path) -> None:
     save_file({"model.embed_tokens.weight": torch.zeros(320, 48)}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match=r"model\.norm\.weight"):
         await LocalEngine(tmp_path, LocalEngineSettings(device="cpu")).start()
+
+
+@torch.inference_mode()
+def test_numbers_that_are_not_finite_do_not_outlive_the_request_that_made_them(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path)
+    config = read_config(tmp_path)
+    settings = LocalEngineSettings(max_sequences=2, max_context=32)
+    runner = _runner(tmp_path, config, settings, torch.device("cpu"), 32)
+    prompt = PrefillChunk(token_ids=(7, 8, 9), slot=0, start=0)
+    row = DecodeRows(token_ids=(5, 5), slots=(0, 1), positions=(3, 9))  # slot 0 is masked from position 4 to 9
+    runner.forward(None, prompt)
+    right = runner.forward(row, None)
+    runner._cache.values[:, 0, :, 4:] = float("nan")
+    assert not torch.isfinite(runner.forward(row, None)[0]).all()
+    runner.clear(0)
+    runner.forward(None, prompt)
+    assert torch.equal(runner.forward(row, None), right)
 
 
 def test_hash_tells_weights_apart(tmp_path: Path) -> None:
