@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schemas.envelope import RoutedRequest
-from schemas.request import GenerationRequest, Retrieval
+from schemas.request import GenerationRequest, Retrieval, Strategy
 from schemas.worker import Pool
 from streams.topics import pool_topic
 
@@ -31,15 +31,17 @@ def partition_key(routed: RoutedRequest) -> bytes:
 
 
 def _wants_intent(request: GenerationRequest) -> bool:
-    """With the strategy fixed and no look-up to decide on, the intent would change nothing."""
-    is_retrieval_settled = request.passages is not None or request.retrieval is not Retrieval.AUTO
-    return request.strategy is None or not is_retrieval_settled
+    """A fixed strategy leaves the intent nothing to decide, but a template is chosen by it."""
+    return request.strategy in (None, Strategy.TEMPLATE)
 
 
 def _wants_retrieval(routed: RoutedRequest) -> bool:
+    """Passages that are given or fixed off are not looked up; of the fixed strategies only one reads them."""
     request = routed.request
     if request.passages is not None or request.retrieval is Retrieval.OFF:
         return False
-    if request.retrieval is Retrieval.ON or routed.intent is None:
+    if request.retrieval is Retrieval.ON:
         return True
-    return routed.intent.needs_retrieval
+    if request.strategy is not None:
+        return request.strategy is Strategy.KNOWLEDGE
+    return routed.intent is None or routed.intent.needs_retrieval
