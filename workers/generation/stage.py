@@ -256,7 +256,7 @@ class GenerationHandler:
         finally:
             self._engine.abort(writer.owner)
         await self._remember(draft)  # before the end: who has seen it may send the next turn
-        end = end_of(draft, self._engine.identity, now_ms())
+        end = await asyncio.to_thread(end_of, draft, self._engine.identity, now_ms())  # citing long passages takes a while
         await writer.end(end)
         self._measure(draft, end)
 
