@@ -173,3 +173,11 @@ async def test_metrics_count_what_was_published() -> None:
         assert value("gea_request_success_total", finished_reason="stop") == 3
         assert value("gea_time_to_first_token_seconds_count") == 3
         assert value("gea_inter_token_latency_seconds_count") == 3 * 4
+
+
+async def test_nothing_of_a_stop_string_that_spans_records_is_published() -> None:
+    async with installation() as gea, gea.client() as client:
+        await gea.start_all(FakeEngine("Hello world, this goes on."))
+        answer = await client.complete("hello", request_id="r-1", stop=("lo world, this",), n=2, **DIALOGUE)
+    assert (answer.texts, answer.end.finish_reason) == (("Hel", "Hel"), FinishReason.STOP)
+    assert sorted("".join(record.text for record in gea.tokens_of("r-1"))) == sorted("HelHel")
