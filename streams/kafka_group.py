@@ -30,8 +30,9 @@ from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import BrokerUnavailableError, InternalError
 from streams.broker import AssignedCallback, Assignment, Record, RevokedCallback, TopicPartition
-from streams.kafka_client import client_options, kafka_place, our_place, our_records, stop_consumer, translated
+from streams.kafka_client import client_options, kafka_place, our_place, stop_consumer, translated
 from streams.kafka_control import KafkaControl
+from streams.kafka_fetch import Fetch
 from streams.settings import BrokerSettings, Timeouts
 
 log = structlog.get_logger(__name__)
@@ -83,6 +84,7 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
             fetch_max_wait_ms=FETCH_WAIT_MS,
             max_partition_fetch_bytes=2 * 1024 * 1024,
         )
+        self._fetch = Fetch(self._client)
         self._client.subscribe(list(topics), listener=self)
 
     async def start(self) -> None:
@@ -103,7 +105,7 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
             return ()
         with translated("poll"):
             try:
-                fetched = await self._client.getmany(timeout_ms=timeout_ms, max_records=max_records)
+                fetched = await self._fetch(timeout_ms, max_records)
             finally:
                 # One task polls: whatever getmany leaves behind when it fails is wrong, and would switch the
                 # enforcement of max_poll_interval_ms off.
@@ -114,7 +116,7 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
             if self._current() is not source:
                 return ()
         self._raise_failure()
-        return our_records(fetched)  # no await since getmany has taken them: they belong to this assignment
+        return fetched  # no await since getmany has taken them: they belong to this assignment
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
         """Commit offsets, in the generation of the assignment only; False if the group has moved on.

@@ -11,8 +11,9 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from schemas.errors import StreamExpiredError
 from streams.broker import Record, TopicPartition
-from streams.kafka_client import client_options, kafka_place, our_records, stop_consumer, translated
+from streams.kafka_client import client_options, kafka_place, stop_consumer, translated
 from streams.kafka_control import KafkaControl
+from streams.kafka_fetch import Fetch
 from streams.settings import BrokerSettings, Timeouts
 
 FETCH_WAIT_MS = 100  # how long a partition that was just sought may wait behind a running fetch
@@ -33,6 +34,7 @@ class KafkaReader:
             fetch_max_wait_ms=FETCH_WAIT_MS,
             max_partition_fetch_bytes=2 * 1024 * 1024,
         )
+        self._fetch = Fetch(self._client)
 
     async def start(self, places: Mapping[TopicPartition, int | None]) -> None:
         """Connect and stand at the given offsets (None: the end). Raises BrokerUnavailableError."""
@@ -54,11 +56,10 @@ class KafkaReader:
         """Return the next records. Raises StreamExpiredError for an offset that has left the log."""
         with translated("read"):
             try:
-                fetched = await self._client.getmany(timeout_ms=timeout_ms, max_records=max_records)
+                records = await self._fetch(timeout_ms, max_records)
             except OffsetOutOfRangeError as error:
                 self._raise_if_expired(error)
                 return ()
-        records = our_records(fetched)
         for record in records:
             self._positions[record.place] = record.offset + 1
         return records

@@ -227,6 +227,7 @@ class BrokerContract:
         assert await member.commit({place: 2})
         assert await member.committed(place) == 2
         assert await member.end_offsets(frozenset({place})) == {place: 4}
+        assert await member.begin_offsets(frozenset({place})) == {place: 0}
         await member.close()
         member = await join(broker, topic, f"{topic}-g", second)
         assert [record.offset for record in await read(member, 2)] == [2, 3]
