@@ -13,7 +13,8 @@ from typing import Self
 from schemas.errors import UnavailableError
 from schemas.worker import Pool, WorkerStatus
 from streams.broker import Broker, LogReader, TopicPartition
-from streams.directory import Roster, now_ms
+from streams.clock import now_ms
+from streams.directory import Roster
 from streams.topics import WORKERS
 
 TAIL_RECORDS = 1000  # per partition: 100 workers over 4 partitions fill it in 40 s

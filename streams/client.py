@@ -29,6 +29,7 @@ from schemas.retrieval import Passage
 from streams import topics
 from streams.answer import Answer, ChunkStream, OpenStream, StreamPosition
 from streams.broker import Broker, Producer, TopicPartition
+from streams.clock import now_ms
 from streams.routing import murmur2_partition
 from streams.settings import BrokerSettings
 from streams.stream_hub import HubInbox, StreamHub
@@ -211,7 +212,7 @@ class GeaClient:
         deadline_s: float | None,
         traceparent: str | None,
     ) -> OpenStream:
-        deadline_ms = None if deadline_s is None else time.time_ns() // 1_000_000 + int(deadline_s * 1000)
+        deadline_ms = None if deadline_s is None else now_ms() + int(deadline_s * 1000)
         inbox = await self._retry(lambda: self._follow(request_id), connect_s)
         headers = self._headers(request_id, inbox.place, deadline_ms, traceparent)
         try:

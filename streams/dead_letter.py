@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import structlog
 
 from schemas.codec import pack
@@ -11,6 +9,7 @@ from schemas.envelope import CE_TYPE, CONTENT_TYPE, DEAD_LETTER_TYPE, MSGPACK, R
 from schemas.errors import GeaError, InvalidRequestError
 from schemas.failure import DeadLetter
 from streams.broker import Producer, Record
+from streams.clock import now_ms
 from streams.topics import DEAD_LETTER
 
 log = structlog.get_logger(__name__)
@@ -35,7 +34,7 @@ async def dead_letter(producer: Producer, record: Record, error: GeaError, worke
         headers=record.headers,
         request_id=_request_id(record),
         worker_id=worker_id,
-        failed_ms=time.time_ns() // 1_000_000,
+        failed_ms=now_ms(),
     )
     try:
         await producer.send(DEAD_LETTER, pack(letter), key=record.key, headers=HEADERS)

@@ -19,15 +19,11 @@ from schemas.envelope import CE_TYPE, WORKER_TYPE, check_type
 from schemas.errors import BrokerUnavailableError, DecodeError, GeaError, InvalidRequestError, StreamExpiredError
 from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import Broker, LogReader, Producer, Record, TopicPartition
+from streams.clock import now_ms
 from streams.topics import WORKERS
 
 MAX_BACKOFF_S = 2.0
 log = structlog.get_logger(__name__)
-
-
-def now_ms() -> int:
-    """Return the Unix time in milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 class Heartbeat:

@@ -8,7 +8,6 @@ rebalance, retention and compaction. It can also do what a test cannot ask of a 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -16,6 +15,7 @@ from typing import Self
 from schemas.envelope import Headers
 from schemas.errors import BrokerUnavailableError, InvalidRequestError
 from streams.broker import AssignedCallback, Record, RevokedCallback, TopicPartition, TopicSpec
+from streams.clock import now_ms
 from streams.memory_clients import MemoryGroupConsumer, MemoryProducer, MemoryReader
 from streams.memory_group import MemoryGroup
 from streams.memory_log import MAX_MESSAGE_BYTES, MemoryPartition
@@ -25,7 +25,7 @@ from streams.routing import murmur2_partition
 class MemoryBroker:
     """A log in this process. `clock_ms` gives the records their timestamps."""
 
-    def __init__(self, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+    def __init__(self, clock_ms: Callable[[], int] = now_ms) -> None:
         self._clock_ms = clock_ms
         self._topics: dict[str, list[MemoryPartition]] = {}
         self._groups: dict[str, MemoryGroup] = {}

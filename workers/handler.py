@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,6 +13,7 @@ from schemas.request import ID_PATTERN, check_id
 from schemas.tokens import Epoch
 from schemas.worker import Pool
 from streams.broker import Record
+from streams.clock import now_ms
 from streams.delivery import Delivery
 from streams.topics import pool_topic
 from workers.outbox import Outbox
@@ -45,11 +45,6 @@ class Handler(Protocol):
     async def stop(self) -> None:
         """Free everything. Idempotent."""
         ...
-
-
-def now_ms() -> int:
-    """Return the Unix time in milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 def decode_routed(record: Record) -> RoutedRequest:

@@ -18,12 +18,13 @@ import structlog
 from schemas.errors import GeaError
 from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import Broker
+from streams.clock import now_ms
 from streams.consumer import PoolConsumer
 from streams.delivery import Delivery
 from streams.directory import Heartbeat
 from streams.settings import ConsumerLimits
 from streams.topics import pool_group, pool_topic
-from workers.handler import Handler, now_ms
+from workers.handler import Handler
 from workers.outbox import Outbox
 
 log = structlog.get_logger(__name__)

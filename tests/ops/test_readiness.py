@@ -16,7 +16,7 @@ from schemas.codec import pack
 from schemas.envelope import CE_TYPE, WORKER_TYPE
 from schemas.errors import UnavailableError
 from schemas.worker import Pool, WorkerState, WorkerStatus
-from streams.directory import now_ms
+from streams.clock import now_ms
 from streams.memory import MemoryBroker
 from streams.topics import WORKERS, topic_specs
 

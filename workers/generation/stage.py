@@ -28,6 +28,7 @@ from schemas.errors import (
 from schemas.tokens import Claim, End, FinishReason, See
 from schemas.worker import Pool
 from streams.broker import Broker, TopicPartition
+from streams.clock import now_ms
 from streams.delivery import Delivery
 from streams.session import SessionStore, Turn
 from streams.telemetry import bind_request
@@ -37,15 +38,7 @@ from workers.generation.answer import Draft, end_of, failed_end
 from workers.generation.engine import Engine, TokenChunk
 from workers.generation.planning import Planner
 from workers.generation.strategies import play
-from workers.handler import (
-    check_deadline,
-    decode_routed,
-    epoch_of,
-    gather_all,
-    now_ms,
-    refusal_epoch,
-    refuse_record,
-)
+from workers.handler import check_deadline, decode_routed, epoch_of, gather_all, refusal_epoch, refuse_record
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
 
@@ -256,7 +249,8 @@ class GenerationHandler:
         finally:
             self._engine.abort(writer.owner)
         await self._remember(draft)  # before the end: who has seen it may send the next turn
-        end = await asyncio.to_thread(end_of, draft, self._engine.identity, now_ms())  # citing long passages takes a while
+        # Citing long passages takes a while: off the event loop.
+        end = await asyncio.to_thread(end_of, draft, self._engine.identity, now_ms())
         await writer.end(end)
         self._measure(draft, end)
 

@@ -20,6 +20,7 @@ from schemas.errors import ConfigError, GeaError, InternalError, UnavailableErro
 from schemas.intent import IntentResult
 from schemas.request import GenerationRequest, Retrieval
 from schemas.worker import Pool
+from streams.clock import now_ms
 from workers.encoder import Encoder
 from workers.intent.classifier import IntentClassifier
 from workers.intent.complexity import complexity
@@ -137,7 +138,7 @@ class IntentStage:
             for routed, result in zip(batch, results, strict=True)
         ]
         self._step_ms = (time.perf_counter() - started) * 1000
-        self._last_step_ms = time.time_ns() // 1_000_000
+        self._last_step_ms = now_ms()
         return annotated
 
     def _classify(self, requests: Sequence[GenerationRequest]) -> Sequence[IntentResult]:

@@ -26,11 +26,12 @@ from schemas.request import GenerationRequest
 from schemas.tokens import See
 from schemas.worker import Pool
 from streams.broker import Broker
+from streams.clock import now_ms
 from streams.delivery import Delivery
 from streams.directory import Directory
 from streams.session import Marker, SessionStore
 from streams.telemetry import bind_request, child_traceparent
-from workers.handler import now_ms, refusal_epoch, refuse_record, request_id_of
+from workers.handler import refusal_epoch, refuse_record, request_id_of
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits, check_load, deadline_of, load_of, read_request, reply_of, stamp
 from workers.router.routes import RouteBook, follow_routes

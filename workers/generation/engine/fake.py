@@ -7,11 +7,11 @@ from an injected `pause`. Needs no torch.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from schemas.errors import EngineUnavailableError, InternalError, InvalidRequestError, RejectedError
 from schemas.tokens import FinishReason, Usage
+from streams.clock import now_ms
 from workers.generation.engine.admission import bounded_max_tokens, check_request
 from workers.generation.engine.detokenizer import Detokenizer
 from workers.generation.engine.protocol import (
@@ -202,7 +202,7 @@ class FakeEngine:
     def _count(self, *, num_steps: int = 0, num_finished: int = 0) -> None:
         before = self._statistics
         self._statistics = EngineStatistics(
-            last_step_ms=time.time_ns() // 1_000_000,
+            last_step_ms=now_ms(),
             num_steps=before.num_steps + num_steps,
             num_finished=before.num_finished + num_finished,
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 import structlog
 
 from schemas.errors import EngineUnavailableError, GeaError, InvalidRequestError, RejectedError
+from streams.clock import now_ms
 from workers.generation.engine.admission import check_request
 from workers.generation.engine.core import EngineCore
 from workers.generation.engine.loader import Loaded, LocalEngineSettings, load
@@ -233,7 +234,7 @@ class LocalEngine:
             waiting=scheduler.num_waiting,
             tokens_in_flight=scheduler.tokens_in_flight,
             step_ms=smooth,
-            last_step_ms=time.time_ns() // 1_000_000,
+            last_step_ms=now_ms(),
             num_steps=before.num_steps + 1,
             num_finished=core.num_finished,
             free_slots=scheduler.num_free,
