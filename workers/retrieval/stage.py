@@ -21,6 +21,7 @@ from schemas.request import Retrieval
 from schemas.retrieval import RetrievalResult
 from schemas.worker import Pool
 from streams.broker import Broker
+from streams.clock import now_ms
 from workers.encoder import Encoder
 from workers.retrieval.follower import DocumentFollower
 from workers.retrieval.given import given_passages
@@ -115,7 +116,7 @@ class RetrievalStage:
         finally:
             self._num_queued -= len(asking)
         took_ms = (time.perf_counter() - started) * 1000
-        self._step_ms, self._last_step_ms = took_ms, int(time.time() * 1000)
+        self._step_ms, self._last_step_ms = took_ms, now_ms()
         passages = {place: given_passages(routed.request) for place, routed in enumerate(batch)}
         passages.update(zip(asking, found, strict=True))
         return [
