@@ -94,7 +94,7 @@ async def test_certificate_and_password_let_producer_reader_and_admin_in(secure_
 
 async def test_a_wrong_password_keeps_us_out_and_is_never_shown(secure_kafka: SecureKafka) -> None:
     async with secure_kafka.broker(password="battery staple") as broker:
-        with pytest.raises(GeaError, match="user, password and certificate") as caught:
+        with pytest.raises(GeaError, match="login and certificate") as caught:
             await broker.producer()
     assert "battery staple" not in caught.value.message
 
