@@ -56,6 +56,12 @@ def worker_environment(
     return own | dict(overrides)
 
 
+def metrics_environment(settings: Settings, number: int) -> dict[str, str]:
+    """Return the variable that gives the n-th worker of a stack, from 0, a metrics port of its own, if any is set."""
+    first = settings.worker.metrics_port
+    return {"GEA_WORKER_METRICS_PORT": str(first + number)} if first else {}  # 0 is any free port already
+
+
 def spawn_worker(launch: WorkerLaunch) -> Part:
     """Start the process and return it as a part of a stack; it is not ready yet."""
     pid, created_at = process.spawn(

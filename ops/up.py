@@ -7,6 +7,7 @@ Whatever goes wrong, and when the start is cancelled, everything that was starte
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import secrets
 import shutil
@@ -31,7 +32,14 @@ from ops.embedded import (
 )
 from ops.errors import CommandError
 from ops.ingest import ingest
-from ops.launch import WorkerLaunch, default_environment, spawn_worker, worker_environment, worker_name
+from ops.launch import (
+    WorkerLaunch,
+    default_environment,
+    metrics_environment,
+    spawn_worker,
+    worker_environment,
+    worker_name,
+)
 from ops.stack import ID_VARIABLE, Part, Process, Role, StackFolder, StackState
 from ops.terminal import Reporter, finish
 from schemas.worker import Pool, WorkerStatus
@@ -206,6 +214,7 @@ class _Start:
         models = await default_environment(self._plan.settings, self._reporter.note)
         addresses = {ID_VARIABLE: self._state.id, "GEA_KAFKA_BOOTSTRAP": self._state.bootstrap}
         addresses |= {"GEA_REDIS_URL": self._state.redis_url, "GEA_REDIS_STATE_URL": "null"}
+        started = itertools.count()
         # The slowest to load goes first.
         for pool in (Pool.GENERATION, Pool.INTENT, Pool.ROUTER, Pool.RETRIEVAL):
             if pool is Pool.RETRIEVAL and self._plan.kafka is not None:
@@ -220,7 +229,7 @@ class _Start:
                     colour=self._plan.colour,
                     config=self._plan.config,
                     log=self._folder.logs / f"{pool}-{number}.log",
-                    environ=environ,
+                    environ=environ | metrics_environment(self._plan.settings, next(started)),
                     dies_with_us=self._plan.dies_with_us,
                 )
                 self._record(spawn_worker(launch))
