@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from schemas.worker import WorkerStatus
 
 TIMEOUT_S = 5.0
+MAX_TIMEOUT_S = 300.0
 REDIS_TIMEOUT_S = 1.0
 MAX_AGE_S = 5.0  # five missed heartbeats
 
@@ -88,9 +89,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", type=Path, help="configuration file (GEA_CONFIG)")
     parser.add_argument("--name", default="default", help="name of the stack on this machine")
-    parser.add_argument("--timeout", type=float, default=TIMEOUT_S, help="seconds after which it is unhealthy")
+    parser.add_argument("--timeout", type=_seconds, default=TIMEOUT_S, help="seconds after which it is unhealthy")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TIMEOUT_S:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed: above 0 to {MAX_TIMEOUT_S:g}")
+    return seconds
 
 
 def _examine(options: argparse.Namespace) -> Health:

@@ -14,7 +14,9 @@ from streams.token_writer import WriterLimits
 from streams.topics import REQUESTS, TOKENS
 from workers.settings import KafkaSection, RedisSection, Settings
 
-RETRY_S = 0.3
+RETRY_S = 0.3  # a broker that starts beside us is there within seconds
+SLOW_RETRY_S = 3.0
+NUM_QUICK_TRIES = 100
 LOG_EVERY = 20
 
 log = structlog.get_logger(__name__)
@@ -95,7 +97,7 @@ async def await_topics(broker: Broker) -> int:
         if attempt % LOG_EVERY == 0:
             log.info("waiting_for_broker", broker=broker.name, reason=reason)
         attempt += 1
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(RETRY_S if attempt < NUM_QUICK_TRIES else SLOW_RETRY_S)
 
 
 async def start_producer(broker: Broker) -> Producer:

@@ -95,3 +95,11 @@ def test_unreachable_broker_is_unhealthy_and_torch_is_not_imported(tmp_path: Pat
     first, last = answer.stdout.splitlines()
     assert first.startswith("unhealthy: ")
     assert last == "False 1"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "301", "nan", "soon"])
+def test_time_out_of_range_is_refused_with_the_range(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        check(["--timeout", text])
+    assert caught.value.code == 2
+    assert "above 0 to 300" in capsys.readouterr().err
