@@ -123,6 +123,7 @@ class GenerationSection(_Section, frozen=True, kw_only=True):
     max_context: Annotated[int, msgspec.Meta(ge=16, le=1_048_576)] = 2048
     max_sequences: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     templates: str | None = None
+    small_model: bool = True
 
 
 class BatchingSection(_Section, frozen=True, kw_only=True):

@@ -55,6 +55,7 @@ def build_generation(
             top_p=generation.top_p,
             repetition_penalty=generation.repetition_penalty,
         ),
+        small_model=generation.small_model,
     )
     limits = GenerationLimits(writer=writer_limits(settings), num_turns=settings.session.turns)
     return GenerationHandler(engine, planner, sessions, broker, outbox, topic=topic, limits=limits)

@@ -41,12 +41,13 @@ class Planner:
         templates: TemplateBook,
         hints: Mapping[str, Strategy],
         defaults: GenerationDefaults,
+        small_model: bool = True,
     ) -> None:
         self._load = load
         self._templates = templates
         self._hints = hints
         self._defaults = defaults
-        self._registry: StrategyRegistry = build_registry(templates)
+        self._registry: StrategyRegistry = build_registry(templates, small_model=small_model)
         self._prompter: Prompter | None = None
 
     async def start(self, engine: Engine) -> None:

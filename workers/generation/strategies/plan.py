@@ -6,7 +6,7 @@ Knows no engine and does nothing itself; `play` carries a plan out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from schemas.intent import IntentResult
@@ -16,6 +16,10 @@ from schemas.tokens import Citation
 from workers.generation.engine.protocol import SamplingParams
 from workers.generation.prompt import Prompter
 from workers.generation.strategies.citation import cite
+
+CAREFUL_TEMPERATURE = 0.3
+CAREFUL_PENALTY = 1.05
+CAREFUL_TOKENS = 160  # about ten sentences; what goes on longer has lost its thread
 
 
 class ConversationTurn(Protocol):
@@ -128,6 +132,23 @@ def sampling_for(
         logprobs=request.logprobs,
         n=request.n or 1,
     )
+
+
+def careful_sampling_for(context: StrategyContext) -> SamplingParams:
+    """Return the sampling of free text by a small model; what the request says itself holds.
+
+    At temperature 0.7 and repetition penalty 1.2, which suit a large model, SmolLM2-135M does not find its end and
+    falls into strings of rare words, because the penalty has by then pushed every common one down. At 0.3 and 1.05 it
+    answers in a sentence or two and stops.
+    """
+    sampling = sampling_for(
+        context,
+        temperature=min(context.defaults.temperature, CAREFUL_TEMPERATURE),
+        repetition_penalty=min(context.defaults.repetition_penalty, CAREFUL_PENALTY),
+    )
+    if context.request.max_tokens:
+        return sampling
+    return replace(sampling, max_tokens=min(sampling.max_tokens, CAREFUL_TOKENS))
 
 
 def fixed(context: StrategyContext, *texts: str) -> tuple[FixedPiece, ...]:

@@ -33,13 +33,17 @@ class StrategyRegistry:
         return strategy
 
 
-def build_registry(templates: TemplateBook, *, quotes: bool = True) -> StrategyRegistry:
-    """Return the four strategies of this version; `quotes` is the knowledge strategy's."""
+def build_registry(templates: TemplateBook, *, small_model: bool = True) -> StrategyRegistry:
+    """Return the four strategies of this version.
+
+    `small_model` gives a model that needs them its crutches: knowledge answers begin with a quotation, and free
+    text stays close to the likeliest words.
+    """
     return StrategyRegistry(
         (
-            KnowledgeStrategy(quotes=quotes),
-            DialogueStrategy(),
-            ContinuationStrategy(),
+            KnowledgeStrategy(quotes=small_model),
+            DialogueStrategy(is_careful=small_model),
+            ContinuationStrategy(is_careful=small_model),
             TemplateStrategy(templates),
         )
     )

@@ -48,7 +48,7 @@ def plan_of(
     strategy: Strategy,
     request: GenerationRequest,
     *,
-    quotes: bool = True,
+    small_model: bool = True,
     passages: tuple[Passage, ...] = (),
     history: tuple[Turn, ...] = (),
     language: str = "en",
@@ -65,7 +65,7 @@ def plan_of(
         seed=7,
         defaults=GenerationDefaults(),
     )
-    return build_registry(BOOK, quotes=quotes).get(strategy).plan(context)
+    return build_registry(BOOK, small_model=small_model).get(strategy).plan(context)
 
 
 async def run(
@@ -119,7 +119,7 @@ async def test_knowledge_bounds_what_the_model_may_add() -> None:
 
 
 async def test_knowledge_without_quotation_leaves_the_answer_to_the_model() -> None:
-    plan = plan_of(Strategy.KNOWLEDGE, ask(temperature=0.5), passages=(SHOES,), quotes=False)
+    plan = plan_of(Strategy.KNOWLEDGE, ask(temperature=0.5), passages=(SHOES,), small_model=False)
     texts, _, engine = await run(plan, "Thirty days.")
     assert texts[0] == "Thirty days."
     assert engine.requests[0].sampling.temperature == 0.5
@@ -207,7 +207,7 @@ async def test_continuation_is_the_text_alone() -> None:
 
 def test_sampling_is_the_requests_then_the_deployments() -> None:
     request = ask(temperature=0.1, top_k=5, logit_bias={"7": 1.5}, stop_token_ids=(3,), max_tokens=100_000)
-    sampling = plan_of(Strategy.DIALOGUE, request).sampling
+    sampling = plan_of(Strategy.DIALOGUE, request, small_model=False).sampling
     assert (sampling.temperature, sampling.top_p, sampling.repetition_penalty) == (0.1, 0.9, 1.2)
     assert (sampling.top_k, sampling.logit_bias, sampling.stop_token_ids) == (5, {7: 1.5}, frozenset({3}))
     assert (sampling.max_tokens, sampling.seed) == (512, 7)
@@ -303,3 +303,13 @@ async def test_conversation_of_256_messages_in_any_order_is_answered() -> None:
     plan = plan_of(Strategy.DIALOGUE, GenerationRequest(messages=messages), max_context=16_000)
     assert plan.prompt is not None
     assert "m255" in ByteTokenizer().decode(plan.prompt)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.DIALOGUE, Strategy.CONTINUATION])
+def test_a_small_model_is_kept_on_a_short_rein_unless_the_request_says_otherwise(strategy: Strategy) -> None:
+    careful = plan_of(strategy, ask()).sampling
+    assert (careful.temperature, careful.repetition_penalty, careful.max_tokens) == (0.3, 1.05, 160)
+    free = plan_of(strategy, ask(), small_model=False).sampling
+    assert (free.temperature, free.repetition_penalty, free.max_tokens) == (0.7, 1.2, 512)
+    asked = plan_of(strategy, ask(temperature=1.5, repetition_penalty=1.3, max_tokens=400)).sampling
+    assert (asked.temperature, asked.repetition_penalty, asked.max_tokens) == (1.5, 1.3, 400)
