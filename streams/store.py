@@ -85,6 +85,8 @@ class RedisStore:
         self.breaker = breaker or CircuitBreaker()
         self._timeout_s = settings.timeout_ms / 1000
         self._client = redis_client(settings, settings.state_url or settings.url, max_connections)
+        self._connections = asyncio.Semaphore(max_connections)
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._append = self._client.register_script(APPEND)
         self._last = self._client.register_script(LAST)
 
@@ -125,6 +127,8 @@ class RedisStore:
 
     async def close(self) -> None:
         """Close the connections. Idempotent."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)  # each is bounded in time
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._client.aclose()
@@ -140,15 +144,27 @@ class RedisStore:
         await self.close()
 
     async def _call(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        """Run a command in a task of its own: a caller that is cancelled leaves it to give its connection back."""
         if not self.breaker.admit():
             raise StoreUnavailableError("Redis failed a moment ago and is not asked now")
+        task = asyncio.create_task(self._run(command))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        outcome = await asyncio.shield(task)
+        if isinstance(outcome, StoreUnavailableError):
+            raise outcome
+        return outcome
+
+    async def _run(self, command: Callable[[], Awaitable[Any]]) -> Any:
+        """Return the reply, or the error as a value: nobody may be there any more to take it."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s), self._connections:
                 result = await command()
         except (RedisError, OSError, TimeoutError) as error:
             self.breaker.fail()
-            reason = str(error) or f"no answer within {self._timeout_s:g} s"
-            raise StoreUnavailableError(f"Redis: {reason}") from error
+            unavailable = StoreUnavailableError(f"Redis: {str(error) or f'no answer within {self._timeout_s:g} s'}")
+            unavailable.__cause__ = error
+            return unavailable
         except BaseException:
             self.breaker.give_up()
             raise
@@ -158,6 +174,9 @@ class RedisStore:
 
 def redis_client(settings: StoreSettings, url: str, max_connections: int) -> redis.Redis:
     """Make a client whose every step is bounded by the settings' timeout; one retry, for a connection that went stale.
+
+    Its pool refuses more than `max_connections` calls at once: the caller lets others wait. The pool of redis-py that
+    lets them wait itself forgets to wake one when another is cancelled.
 
     User and password stand in the URL, `rediss://` means TLS.
     """
@@ -170,10 +189,9 @@ def redis_client(settings: StoreSettings, url: str, max_connections: int) -> red
             "ssl_keyfile": settings.tls.key_file,
             "ssl_check_hostname": settings.tls.is_hostname_checked,
         }
-    pool = redis.BlockingConnectionPool.from_url(
+    pool = redis.ConnectionPool.from_url(
         url,
         max_connections=max_connections,
-        timeout=timeout_s,
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
         retry=Retry(NoBackoff(), 1),

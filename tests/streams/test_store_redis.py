@@ -103,8 +103,9 @@ async def test_a_server_that_never_answers_is_given_up_in_time() -> None:
             await writer.wait_closed()
 
 
-async def test_random_cancellation_never_mixes_up_replies(server: EmbeddedRedis) -> None:
-    chance = random.Random(7)
+@pytest.mark.parametrize("seed", range(5))
+async def test_random_cancellation_never_mixes_up_replies(server: EmbeddedRedis, seed: int) -> None:
+    chance = random.Random(seed)
     settings = StoreSettings(url=server.url, timeout_ms=5_000)
     async with RedisStore(settings, max_connections=4) as store:
         for number in range(50):
