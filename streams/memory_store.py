@@ -13,7 +13,6 @@ class MemoryStore:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.down = False
-        self.num_calls = 0
         self._clock = clock
         self._values: dict[str, tuple[bytes, float]] = {}
         self._lists: dict[str, tuple[dict[str, bytes], float]] = {}
@@ -65,7 +64,6 @@ class MemoryStore:
         """Close; there is nothing to release."""
 
     def _check(self) -> None:
-        self.num_calls += 1
         if self.down:
             raise StoreUnavailableError("the store is down")
 

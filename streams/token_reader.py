@@ -23,7 +23,7 @@ from schemas.errors import (
 )
 from schemas.tokens import TOKEN_RECORD_VERSION, Kind, See, TokenRecord
 from streams.broker import Broker, LogReader, Record, TopicPartition
-from streams.claims import Event, StreamEnded, StreamSeen, StreamView
+from streams.claims import Event, StreamSeen, StreamView
 
 MAX_JUMPS = 8  # a chain of repeats is one or two long; more is a loop that someone wrote
 MAX_INDEX = 7  # n is at most 8
@@ -232,8 +232,3 @@ async def read_view(broker: Broker, reply: Reply, request_id: str, *, until: int
     finally:
         await reader.close()
     return reader.view
-
-
-def is_end(event: Event) -> bool:
-    """Return whether an event is the last one."""
-    return isinstance(event, StreamEnded)

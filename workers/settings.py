@@ -18,7 +18,6 @@ from schemas.errors import ConfigError
 from schemas.worker import Pool
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-Milliseconds = Annotated[int, msgspec.Meta(ge=1, le=86_400_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=604_800)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
