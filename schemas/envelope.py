@@ -24,6 +24,10 @@ REPLY_TOPIC = "reply_topic"
 REPLY_PARTITION = "reply_partition"
 DEADLINE_MS = "deadline_ms"
 HOP = "hop"
+ATTEMPT = "attempt"
+TARGET = "target"
+NOT_BEFORE_MS = "not_before_ms"
+REDRIVEN_FROM = "redriven_from"
 TRACEPARENT = "traceparent"
 CONTENT_TYPE = "content-type"
 CE_TYPE = "ce_type"
@@ -42,6 +46,7 @@ DOCUMENT_TYPE = "gea.document.v1"
 WORKER_TYPE = "gea.worker.v1"
 ROUTES_TYPE = "gea.routes.v1"
 DEAD_LETTER_TYPE = "gea.dead-letter.v1"
+CONTROL_TYPE = "gea.control.v1"
 
 
 class RequestHeaders(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +79,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A request on its way through the pools, with what each stage has added.
 
-    `seed` is always set by the router, so that every run of the request draws the same numbers.
+    `seed` is always set by the router, so that every run of the request draws the same numbers. `attempt` counts the
+    retries after an error so far, `hop` every time that the request was produced again.
     """
 
     request_id: str
@@ -86,6 +92,7 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     deadline_ms: int
     tenant: str = "default"
     hop: int = 0
+    attempt: int = 0
     route: RouteStamp = RouteStamp()
     intent: IntentResult | None = None
     retrieval: RetrievalResult | None = None

@@ -7,6 +7,7 @@
     │   └── UnsupportedVersionError    use a version that this side knows
     ├── DecodeError                bytes that are no message of ours: dead-letter them
     ├── RejectedError              come back after `retry_after_s`
+    ├── RequestCancelledError      somebody who may has cancelled the request
     ├── UnavailableError           a part that we depend on is away: retry
     │   ├── BrokerUnavailableError     Kafka
     │   ├── StoreUnavailableError      Redis
@@ -88,6 +89,12 @@ class RejectedError(GeaError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class RequestCancelledError(GeaError):
+    """The request was cancelled: it ends as `cancelled`, not as failed."""
+
+    code = "cancelled"
 
 
 class UnavailableError(GeaError):

@@ -62,6 +62,17 @@ class Strategy(StrEnum):
     """A prepared text of the intent."""
 
 
+class Priority(StrEnum):
+    """The lane of a request where requests wait. Lanes share by weight: none waits for ever."""
+
+    HIGH = "high"
+    """Before the others."""
+    NORMAL = "normal"
+    """The default."""
+    LOW = "low"
+    """Work that nobody waits for."""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One message of a conversation that the client sends in full."""
 
@@ -97,6 +108,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     num_passages: int | None = None
     language: str | None = None
     explain: bool = False
+    priority: Priority = Priority.NORMAL
+    reader_lease_s: float | None = None  # cancelled when no reader has said for so long that he is there
 
     def last_user_text(self) -> str:
         """Return what the person asks now: the prompt, or the last user message."""
@@ -134,6 +147,7 @@ RANGES: dict[str, Range] = {
     "logprobs": Range(low=0, high=20),
     "n": Range(low=1, high=8),
     "num_passages": Range(low=1, high=MAX_PASSAGES),
+    "reader_lease_s": Range(low=1, high=3_600),
 }
 LOGIT_BIAS_RANGE = Range(low=-100, high=100)
 

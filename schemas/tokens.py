@@ -71,12 +71,19 @@ class FinishReason(StrEnum):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Opens a run. `from_seq` is the first seq that the run writes, by choice; hashes name what shaped the text."""
+    """Opens a run. `from_seq` is the first seq that the run writes, by choice; hashes name what shapes the text.
+
+    `plan` is a hash of prompt and decoding plan, `memory` what the prompt took from the session, as pairs of question
+    and answer: so whoever continues the text has the same prompt, even if the session's memory is lost. The run that
+    begins a text tells them on its first record of it; a claim that only takes over leaves them empty.
+    """
 
     from_seq: tuple[int, ...] = (0,)
     model: str = ""
     tokenizer: str = ""
     precision: str = ""
+    plan: str = ""
+    memory: tuple[tuple[str, str], ...] = ()
 
 
 class See(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,12 +29,19 @@ class WorkerState(StrEnum):
     """Loaded, assigned and warmed."""
     DRAINING = "draining"
     """Finishing its work, takes no more."""
+    SUSPENDED = "suspended"
+    """Slower or more faulty than its peers: has given up its partitions and probes itself."""
     FAILED = "failed"
     """Cannot work; `reason` says why."""
 
 
 class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One worker, as it sees itself. Times are Unix milliseconds; the key of its record is `worker_id`."""
+    """One worker, as it sees itself. Times are Unix milliseconds; the key of its record is `worker_id`.
+
+    `partitions` are those of its pool's topic that it owns. `request_ms` is how long a request takes it from receipt
+    to acknowledgement, `error_rate` the share of its recent requests that failed by its own fault: both smoothed.
+    `tokens_queued` estimates the tokens of received requests that are not decoded yet.
+    """
 
     worker_id: str
     pool: Pool
@@ -54,6 +61,10 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     last_step_ms: int = 0
     num_partitions: int = 0
     lag: int = 0
+    partitions: tuple[int, ...] = ()
+    request_ms: float = 0.0
+    error_rate: float = 0.0
+    tokens_queued: int = 0
 
 
 class RouteTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

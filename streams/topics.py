@@ -21,6 +21,10 @@ DOCUMENTS = "gea.documents"
 WORKERS = "gea.workers"
 ROUTES = "gea.routes"
 DEAD_LETTER = "gea.dead-letter"
+CONTROL = "gea.control"
+RETRY_SHORT = "gea.retry.5s"
+RETRY_LONG = "gea.retry.60s"
+RETRY_DELAYS_S = {RETRY_SHORT: 5, RETRY_LONG: 60}
 
 COMPACTED = (("cleanup.policy", "compact"), ("max.message.bytes", str(MAX_MESSAGE_BYTES)))
 # Heartbeats come each second: small segments, so that compaction keeps up and a reader's start stays short.
@@ -46,6 +50,7 @@ def topic_specs(partitions: int, replication: int = 1, colours: tuple[str, ...] 
     pools = [pool_topic(pool, colour) for pool in Pool if pool is not Pool.ROUTER for colour in colours]
     wide = [(REQUESTS, PLAIN), *((topic, PLAIN) for topic in pools), (TOKENS, EXPIRING)]
     narrow = [(DOCUMENTS, COMPACTED), (WORKERS, HEARTBEATS), (ROUTES, COMPACTED), (DEAD_LETTER, KEPT)]
+    narrow += [(CONTROL, EXPIRING), *((topic, PLAIN) for topic in RETRY_DELAYS_S)]
     return tuple(
         TopicSpec(name=name, num_partitions=count, replication=replication, settings=settings)
         for topics, count in ((wide, partitions), (narrow, small))

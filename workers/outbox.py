@@ -35,6 +35,7 @@ from streams.telemetry import Metrics
 from streams.token_writer import end_request, point_to
 from streams.topics import TOKENS
 from workers.path import next_topic, partition_key
+from workers.placement import Placement
 
 T = TypeVar("T")
 FIRST_DELAY_S = 0.1
@@ -47,10 +48,17 @@ class Outbox:
     """Writes for one worker. `num_token_partitions` is the partition count of the default token topic."""
 
     def __init__(
-        self, producer: Producer, *, worker_id: str, num_token_partitions: int, metrics: Metrics | None = None
+        self,
+        producer: Producer,
+        *,
+        worker_id: str,
+        num_token_partitions: int,
+        metrics: Metrics | None = None,
+        placement: Placement | None = None,
     ) -> None:
         self.producer = producer
         self.metrics = metrics
+        self.placement = placement
         self._worker_id = worker_id
         self.num_token_partitions = num_token_partitions
 
@@ -61,9 +69,11 @@ class Outbox:
 
     async def forward(self, routed: RoutedRequest, topic: str | None = None) -> None:
         """Hand a request on to its next pool, or to `topic`. Raises InvalidRequestError if it is too large."""
+        target = topic or next_topic(routed)
+        partition = self.placement.partition(target, routed) if self.placement is not None else None
         await until_sent(
             lambda: self.producer.send(
-                topic or next_topic(routed), pack(routed), key=partition_key(routed), headers=_headers(routed)
+                target, pack(routed), key=partition_key(routed), headers=_headers(routed), partition=partition
             )
         )
 

@@ -50,11 +50,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """A prompt as token ids. `request_id` is unique among the requests in flight."""
+    """A prompt as token ids. `request_id` is unique among the requests in flight.
+
+    `output` are tokens of each choice, by index, that an earlier run has drawn already. They are taken as they stand
+    and handed out first, as chunks like any other, but without logprobs; the next token of each choice is then the one
+    that an undisturbed run would draw. Choices beyond the given ones begin with their first token. Usage counts them.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
+    output: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,26 @@
+"""What is said about requests while they are on their way: the records of `gea.control`, keyed by request_id."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class ControlKind(StrEnum):
+    """What is said."""
+
+    CANCEL = "cancel"
+    """Stop the request, wherever it is."""
+    ALIVE = "alive"
+    """Its reader is still there: the lease of a request with `reader_lease_s` begins anew."""
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One saying. It counts only for a request of the same tenant. `sent_ms` is a Unix time in milliseconds."""
+
+    kind: ControlKind
+    request_id: str
+    tenant: str = "default"
+    sent_ms: int = 0
+    reason: str = ""
