@@ -142,14 +142,15 @@ def parse_request_headers(headers: Headers) -> RequestHeaders:
         request_id=request_id,
         tenant=tenant,
         reply_topic=header(headers, REPLY_TOPIC),
-        reply_partition=_integer(headers, REPLY_PARTITION, 2**31 - 1),
-        deadline_ms=_integer(headers, DEADLINE_MS, 2**53),
+        reply_partition=whole_number(headers, REPLY_PARTITION, 2**31 - 1),
+        deadline_ms=whole_number(headers, DEADLINE_MS, 2**53),
         traceparent=header(headers, TRACEPARENT),
         content_type=content_type,
     )
 
 
-def _integer(headers: Headers, name: str, high: int) -> int | None:
+def whole_number(headers: Headers, name: str, high: int) -> int | None:
+    """Return a header as a number of 0 to `high`, None if it is absent. Raises InvalidRequestError."""
     text = header(headers, name)
     if text is None:
         return None

@@ -10,10 +10,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+import msgspec
 import structlog
 
 from schemas.codec import pack
 from schemas.envelope import (
+    ATTEMPT,
     CE_TYPE,
     CONTENT_TYPE,
     HOP,
@@ -30,10 +32,12 @@ from schemas.errors import BrokerUnavailableError, GeaError, InvalidRequestError
 from schemas.tokens import Epoch, Failure, FinishReason, See
 from streams.broker import Producer, Record
 from streams.dead_letter import dead_letter
+from streams.retry import RetryOrder
 from streams.routing import murmur2_partition
 from streams.telemetry import Metrics
 from streams.token_writer import end_request, point_to
 from streams.topics import TOKENS
+from workers.failure_policy import Decision
 from workers.path import next_topic, partition_key
 from workers.placement import Placement
 
@@ -76,6 +80,24 @@ class Outbox:
                 target, pack(routed), key=partition_key(routed), headers=_headers(routed), partition=partition
             )
         )
+
+    async def retry(self, routed: RoutedRequest, decision: Decision, target: str) -> None:
+        """Put a request aside until its retry is due; it then comes to topic `target` with attempt and hop + 1.
+
+        Acknowledge its record only afterwards. Raises InvalidRequestError if it is too large.
+        """
+        again = msgspec.structs.replace(routed, attempt=routed.attempt + 1, hop=routed.hop + 1)
+        order = RetryOrder(target=target, not_before_ms=decision.not_before_ms)
+        log.info(
+            "retry",
+            request_id=routed.request_id,
+            topic=decision.topic,
+            attempt=again.attempt,
+            not_before_ms=decision.not_before_ms,
+        )
+        headers = (*_headers(again), *order.headers())
+        key = routed.request_id.encode()
+        await until_sent(lambda: self.producer.send(decision.topic, pack(again), key=key, headers=headers))
 
     async def end(self, reply: Reply, request_id: str, error: GeaError, *, epoch: Epoch) -> Record | None:
         """End a request as failed, with the code of `error`; return the record, None if its place takes none."""
@@ -130,6 +152,7 @@ def _headers(routed: RoutedRequest) -> Headers:
         (REQUEST_ID, routed.request_id.encode()),
         (TENANT, routed.tenant.encode()),
         (HOP, str(routed.hop).encode()),
+        (ATTEMPT, str(routed.attempt).encode()),
     ]
     if routed.traceparent:
         headers.append((TRACEPARENT, routed.traceparent.encode()))

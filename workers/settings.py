@@ -134,6 +134,13 @@ class BatchingSection(_Section, frozen=True, kw_only=True):
     window: Count = 1024
 
 
+class RetrySection(_Section, frozen=True, kw_only=True):
+    """Requests that failed for a cause that may pass: how often they are retried, and how many wait in a router."""
+
+    max_attempts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
+    max_in_flight: Count = 1_000
+
+
 class CacheSection(_Section, frozen=True, kw_only=True):
     """The result cache. The key is read and checked; nothing is cached yet, so it has no effect so far."""
 
@@ -204,6 +211,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     retrieval: RetrievalSection = RetrievalSection()
     generation: GenerationSection = GenerationSection()
     batching: BatchingSection = BatchingSection()
+    retry: RetrySection = RetrySection()
     cache: CacheSection = CacheSection()
     session: SessionSection = SessionSection()
     stream: StreamSection = StreamSection()
