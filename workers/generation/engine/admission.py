@@ -6,6 +6,7 @@ The router has checked the public ranges already; this guards the engine against
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from schemas.errors import InvalidRequestError, PromptTooLongError
 from workers.generation.engine.protocol import EngineRequest, SamplingParams
@@ -20,14 +21,24 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_context: int, 
         raise PromptTooLongError(
             f"prompt: {num_tokens} tokens and one new do not fit into the context of {max_context}", field="prompt"
         )
-    if not 0 <= min(request.prompt) <= max(request.prompt) < vocab_size:
-        raise InvalidRequestError(f"prompt: token ids of 0 to {vocab_size - 1} are allowed", field="prompt")
+    _check_ids("prompt", request.prompt, vocab_size)
     _check_sampling(request.sampling, max_sequences)
+    if len(request.output) > request.sampling.n:
+        raise InvalidRequestError(
+            f"output: {len(request.output)} choices are given, n allows {request.sampling.n}", field="output"
+        )
+    for token_ids in request.output:
+        _check_ids("output", token_ids, vocab_size)
 
 
 def bounded_max_tokens(request: EngineRequest, max_context: int) -> int:
     """Return how many tokens a choice may get: what was asked for, or what the context has left."""
     return min(request.sampling.max_tokens, max_context - len(request.prompt))
+
+
+def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
+        raise InvalidRequestError(f"{field}: token ids of 0 to {vocab_size - 1} are allowed", field=field)
 
 
 def _check_sampling(params: SamplingParams, max_sequences: int) -> None:

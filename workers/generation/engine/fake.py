@@ -1,13 +1,15 @@
 """An engine without a model: it streams what a script says, under the same contract.
 
 For flow tests and benches of everything around the engine. Deterministic: a token is one byte of UTF-8, the pace comes
-from an injected `pause`. Needs no torch.
+from an injected `pause`. An answer that was begun elsewhere goes on where its tokens end. Needs no torch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from schemas.errors import EngineUnavailableError, InternalError, InvalidRequestError, RejectedError
 from schemas.tokens import FinishReason, Usage
@@ -27,7 +29,9 @@ from workers.generation.engine.stream import QueuedStream
 END_OF_SEQUENCE = 256
 VOCABULARY_SIZE = 512
 CONTROL_NAMES = ("<|im_start|>", "<|im_end|>")
-Script = Callable[[EngineRequest], str]
+SMOOTHING = 0.1  # weight of the newest step in `step_ms`
+Script = Callable[[EngineRequest, int], str]  # the text of each choice, by index
+Pause = Callable[[], Awaitable[None]]
 
 
 class ByteTokenizer:
@@ -68,25 +72,34 @@ async def _no_pause() -> None:
     await asyncio.sleep(0)
 
 
+def paced(ms_per_token: float) -> Pause:
+    """Return a pause that lasts as long as one step of a model does."""
+
+    async def pause() -> None:
+        await asyncio.sleep(ms_per_token / 1e3)
+
+    return pause
+
+
 class FakeEngine:
-    """Streams `script(request)` for every choice, a byte at a time, waiting for `pause` before each."""
+    """Streams `script(request, index)` for every choice, a byte at a time, waiting for `pause` before each."""
 
     def __init__(
         self,
         script: str | Script = "The answer.",
         *,
-        pause: Callable[[], Awaitable[None]] = _no_pause,
+        pause: Pause = _no_pause,
         max_sequences: int = 64,
         max_context: int = 65_536,
         max_waiting: int = 256,
     ) -> None:
-        self._script: Script = (lambda request: script) if isinstance(script, str) else script
+        self._script: Script = (lambda request, index: script) if isinstance(script, str) else script
         self._pause = pause
         self._slots = asyncio.Semaphore(max_sequences)
         self._max_sequences = max_sequences
         self._max_in_flight = max_sequences + max_waiting
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._running = 0
+        self._running: list[Sequence[_Choice]] = []
         self._statistics = EngineStatistics()
         self._is_running = False
         self._failure = ""
@@ -127,8 +140,12 @@ class FakeEngine:
         stream = QueuedStream(request.request_id)
         self.requests.append(request)
         choices = [
-            _Choice(request, index, self._script(request), self._max_context) for index in range(request.sampling.n)
+            _Choice(request, index, self._script(request, index), self._max_context)
+            for index in range(request.sampling.n)
         ]
+        for choice in choices:
+            for chunk in choice.replay():
+                stream.push(chunk)
         task = asyncio.create_task(self._write(choices, stream))
         self._tasks[request.request_id] = task
         task.add_done_callback(lambda done: self._end(request, choices, stream, done))
@@ -148,13 +165,13 @@ class FakeEngine:
 
     def statistics(self) -> EngineStatistics:
         """Return what the engine does now."""
-        return EngineStatistics(
-            running=self._running,
-            waiting=max(0, len(self._tasks) - self._running),
-            last_step_ms=self._statistics.last_step_ms,
-            num_steps=self._statistics.num_steps,
-            num_finished=self._statistics.num_finished,
-            free_slots=self._max_sequences - self._running,
+        running = len(self._running)
+        return replace(
+            self._statistics,
+            running=running,
+            waiting=max(0, len(self._tasks) - running),
+            tokens_in_flight=sum(choice.length for choices in self._running for choice in choices if not choice.end),
+            free_slots=self._max_sequences - running,
             failure=self._failure,
         )
 
@@ -181,50 +198,69 @@ class FakeEngine:
         for choice in choices:
             choice.abort()  # those that have not ended
         stream.push(_finished(request, choices))
-        self._count(num_finished=1)
+        self._statistics = replace(self._statistics, num_finished=self._statistics.num_finished + 1)
 
     async def _write(self, choices: Sequence[_Choice], stream: QueuedStream) -> None:
+        if all(choice.end for choice in choices):
+            return  # over already when it came: no slot, no step
         async with self._slots:
-            self._running += 1
+            self._running.append(choices)
             try:
-                while any(choice.end is None for choice in choices):
+                while not all(choice.end for choice in choices):
+                    started_s = time.perf_counter()
                     await self._pause()
                     self._step(choices, stream)
+                    self._note((time.perf_counter() - started_s) * 1e3)
             finally:
-                self._running -= 1
+                self._running.remove(choices)
 
     def _step(self, choices: Sequence[_Choice], stream: QueuedStream) -> None:
         for choice in choices:
             if choice.end is None:
                 stream.push(choice.advance())
-        self._count(num_steps=1)
 
-    def _count(self, *, num_steps: int = 0, num_finished: int = 0) -> None:
+    def _note(self, step_ms: float) -> None:
         before = self._statistics
-        self._statistics = EngineStatistics(
-            last_step_ms=now_ms(),
-            num_steps=before.num_steps + num_steps,
-            num_finished=before.num_finished + num_finished,
-        )
+        smooth = step_ms if not before.num_steps else before.step_ms + SMOOTHING * (step_ms - before.step_ms)
+        self._statistics = replace(before, step_ms=smooth, last_step_ms=now_ms(), num_steps=before.num_steps + 1)
 
 
 class _Choice:
     def __init__(self, request: EngineRequest, index: int, text: str, max_context: int) -> None:
         self._index = index
-        self._token_ids = (*ByteTokenizer().encode(text), END_OF_SEQUENCE)
+        self._script = ByteTokenizer().encode(text)
+        self._forced = request.output[index] if index < len(request.output) else ()
+        self._num_prompt = len(request.prompt)
         self._max_tokens = bounded_max_tokens(request, max_context)
         self._stop_ids = request.sampling.stop_token_ids
         self._detokenizer = Detokenizer(request.sampling.stop)
         self.num_tokens = 0
         self.end: ChoiceEnd | None = None
 
+    @property
+    def length(self) -> int:
+        """Return how many tokens a model would have in its cache."""
+        return self._num_prompt + self.num_tokens
+
+    def replay(self) -> list[TokenChunk]:
+        """Return what an earlier run has drawn, up to its end."""
+        chunks: list[TokenChunk] = []
+        for token_id in self._forced:
+            if self.end is None:
+                chunks.append(self._take(token_id))
+        return chunks
+
     def advance(self) -> TokenChunk:
-        token_id = self._token_ids[self.num_tokens]
+        """Return the script's token at this position; after its last one, the end."""
+        place = self.num_tokens
+        return self._take(self._script[place] if place < len(self._script) else END_OF_SEQUENCE)
+
+    def _take(self, token_id: int) -> TokenChunk:
         self.num_tokens += 1
         if token_id == END_OF_SEQUENCE or token_id in self._stop_ids:
-            self._finish(FinishReason.STOP, None if token_id == END_OF_SEQUENCE else token_id)
+            self._finish(FinishReason.STOP, token_id if token_id in self._stop_ids else None)
             return self._chunk(token_id, self._detokenizer.flush())
-        text = self._detokenizer.push(bytes([token_id]))
+        text = self._detokenizer.push(ByteTokenizer().token_bytes(token_id))
         is_last = self.num_tokens >= self._max_tokens
         if is_last and self._detokenizer.matched is None:
             text += self._detokenizer.flush()
