@@ -21,7 +21,7 @@ from schemas.errors import ConfigError, GeaError
 from schemas.worker import Pool
 from streams.settings import ConsumerLimits
 from streams.telemetry import Metrics, configure_logging, serve_metrics
-from workers.build import build_handler, preload
+from workers.build import HandlerBuilder, Loader, build_handler, preload
 from workers.connect import await_topics, consumer_limits, direct_limits, kafka_broker, start_producer
 from workers.outbox import Outbox
 from workers.runtime import Worker, default_worker_id
@@ -30,15 +30,17 @@ from workers.settings import Settings, load_settings
 log = structlog.get_logger(__name__)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one worker and return the exit code of its process."""
+def main(
+    arguments: Sequence[str] | None = None, *, build: HandlerBuilder = build_handler, load: Loader = preload
+) -> int:
+    """Run one worker and return the exit code of its process. `build` and `load` make the pool's handler."""
     options = _parse(arguments)
     pool, colour = Pool(options.pool), options.colour
     worker_id = options.name or default_worker_id(pool, colour)
     try:
         settings = load_settings(options.config, os.environ)
         configure_logging(settings.logging.level, pool=pool.value, colour=colour, worker_id=worker_id)
-        asyncio.run(_run(settings, pool, colour, worker_id))
+        asyncio.run(_run(settings, pool, colour, worker_id, build, load))
     except ConfigError as error:
         sys.stderr.write(f"gea worker: {error.message}\n")
         return 2
@@ -49,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _run(settings: Settings, pool: Pool, colour: str, worker_id: str) -> None:
+async def _run(
+    settings: Settings, pool: Pool, colour: str, worker_id: str, build: HandlerBuilder, load: Loader
+) -> None:
     """Connect, build and work. A signal during the start ends it at once, later it drains the worker."""
     stop = asyncio.Event()
     main_task = asyncio.current_task()
@@ -66,7 +70,7 @@ async def _run(settings: Settings, pool: Pool, colour: str, worker_id: str) -> N
     try:
         async with AsyncExitStack() as stack:
             broker = await stack.enter_async_context(kafka_broker(settings, client_id=worker_id))
-            loading = asyncio.create_task(asyncio.to_thread(preload, pool))
+            loading = asyncio.create_task(asyncio.to_thread(load, pool, settings))
             num_token_partitions = await await_topics(broker)
             producer = await start_producer(broker)
             stack.push_async_callback(producer.close)
@@ -79,7 +83,7 @@ async def _run(settings: Settings, pool: Pool, colour: str, worker_id: str) -> N
             )
             worker = Worker(
                 broker,
-                await build_handler(pool, settings, broker, outbox, stack, colour=colour),
+                await build(pool, settings, broker, outbox, stack, colour=colour),
                 outbox,
                 worker_id=worker_id,
                 colour=colour,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
 from schemas.errors import ConfigError
 from schemas.worker import Pool
@@ -19,19 +21,32 @@ from workers.handler import Handler
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits
 from workers.router.stage import RouterHandler
-from workers.settings import Settings
+from workers.settings import EngineKind, Settings
 
 HEAVY_MODULES = {
     Pool.ROUTER: (),
     Pool.INTENT: ("workers.intent.stage",),
     Pool.RETRIEVAL: ("workers.retrieval.stage",),
-    Pool.GENERATION: ("workers.generation.stage", "workers.generation.engine.local"),
+    Pool.GENERATION: ("workers.generation.assemble", "workers.generation.engine.local"),
 }
+FAKE_MODULES = ("workers.generation.assemble", "workers.generation.engine.script")
 
 
-def preload(pool: Pool) -> None:
+class HandlerBuilder(Protocol):
+    """Makes the handler of a pool: `build_handler`, or another one for a bench."""
+
+    async def __call__(
+        self, pool: Pool, settings: Settings, broker: Broker, outbox: Outbox, stack: AsyncExitStack, *, colour: str
+    ) -> Handler: ...
+
+
+Loader: TypeAlias = Callable[[Pool, Settings], None]
+
+
+def preload(pool: Pool, settings: Settings) -> None:
     """Import what a pool needs; takes seconds for torch, so it runs beside the wait for Kafka."""
-    for name in HEAVY_MODULES[pool]:
+    is_fake = pool is Pool.GENERATION and settings.generation.engine is EngineKind.FAKE
+    for name in FAKE_MODULES if is_fake else HEAVY_MODULES[pool]:
         importlib.import_module(name)
 
 
@@ -104,7 +119,7 @@ async def _generation(
         broker,
         outbox,
         await _sessions(settings, stack),
-        model=_path("generation.model", settings.generation.model),
+        model=Path(settings.generation.model) if settings.generation.model else None,
         templates=_path("generation.templates", settings.generation.templates),
         intents=_path("intent.intents", settings.intent.intents),
         topic=pool_topic(Pool.GENERATION, colour),

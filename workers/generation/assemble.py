@@ -1,21 +1,26 @@
-"""Puts the generation pool together from the settings: the in-process engine, the planner, the stage."""
+"""Puts the generation pool together from the settings: engine, planner, stage. Only the local engine loads torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from schemas.errors import ConfigError
 from streams.broker import Broker
 from streams.session import SessionStore
 from workers.connect import writer_limits
 from workers.generation.engine import Engine, Precision
-from workers.generation.engine.loader import LocalEngineSettings
-from workers.generation.engine.local import LocalEngine
 from workers.generation.planning import Planner, load_hints
-from workers.generation.prompt import Prompter
+from workers.generation.prompt import ChatTemplate, Prompter
 from workers.generation.stage import GenerationHandler, GenerationLimits
 from workers.generation.strategies import GenerationDefaults, TemplateBook
 from workers.outbox import Outbox
-from workers.settings import Settings
+from workers.settings import EngineKind, Settings
+
+FAKE_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n"
+)
 
 
 def build_generation(
@@ -24,15 +29,31 @@ def build_generation(
     outbox: Outbox,
     sessions: SessionStore,
     *,
-    model: Path,
+    model: Path | None,
     templates: Path,
     intents: Path,
     topic: str,
 ) -> GenerationHandler:
-    """Return the handler of the generation pool; nothing is loaded yet. Raises ConfigError."""
+    """Return the handler of the generation pool; nothing is loaded yet. The fake engine needs no model folder.
+
+    Raises ConfigError.
+    """
+    engine = build_engine(settings, model)
+    planner = build_planner(settings, model, templates=templates, intents=intents)
+    limits = GenerationLimits(writer=writer_limits(settings), num_turns=settings.session.turns)
+    return GenerationHandler(engine, planner, sessions, broker, outbox, topic=topic, limits=limits)
+
+
+def build_engine(settings: Settings, model: Path | None) -> Engine:
+    """Return the engine of the configuration, not yet started. Raises ConfigError."""
     generation, resources = settings.generation, settings.resources.generation_service
-    engine = LocalEngine(
-        model,
+    if generation.engine is EngineKind.FAKE:
+        return _fake_engine(generation.fake_pace_ms, generation.max_sequences, generation.max_context)
+    from workers.generation.engine.loader import LocalEngineSettings  # with torch
+    from workers.generation.engine.local import LocalEngine
+
+    return LocalEngine(
+        _given(model),
         LocalEngineSettings(
             max_sequences=generation.max_sequences,
             max_context=generation.max_context,
@@ -42,11 +63,12 @@ def build_generation(
         ),
     )
 
-    def load_prompter(started: Engine) -> Prompter:
-        return Prompter.load(model, started.tokenizer, max_context=started.identity.max_context)
 
-    planner = Planner(
-        load_prompter,
+def build_planner(settings: Settings, model: Path | None, *, templates: Path, intents: Path) -> Planner:
+    """Return the planner of the configuration, not yet started. Raises ConfigError."""
+    generation = settings.generation
+    return Planner(
+        _prompter_loader(generation.engine, model),
         templates=TemplateBook.load(templates),
         hints=load_hints(intents),
         defaults=GenerationDefaults(
@@ -57,5 +79,31 @@ def build_generation(
         ),
         small_model=generation.small_model,
     )
-    limits = GenerationLimits(writer=writer_limits(settings), num_turns=settings.session.turns)
-    return GenerationHandler(engine, planner, sessions, broker, outbox, topic=topic, limits=limits)
+
+
+def _fake_engine(pace_ms: float, max_sequences: int, max_context: int) -> Engine:
+    from workers.generation.engine.fake import FakeEngine, paced
+    from workers.generation.engine.script import seeded_script
+
+    return FakeEngine(
+        seeded_script(),
+        pause=paced(pace_ms),
+        max_sequences=max_sequences,
+        max_context=max_context,
+    )
+
+
+def _prompter_loader(kind: EngineKind, model: Path | None) -> Callable[[Engine], Prompter]:
+    def with_fake_template(engine: Engine) -> Prompter:
+        return Prompter(engine.tokenizer, ChatTemplate(FAKE_TEMPLATE, {}), max_context=engine.identity.max_context)
+
+    def with_models_template(engine: Engine) -> Prompter:
+        return Prompter.load(_given(model), engine.tokenizer, max_context=engine.identity.max_context)
+
+    return with_fake_template if kind is EngineKind.FAKE else with_models_template
+
+
+def _given(model: Path | None) -> Path:
+    if model is None:
+        raise ConfigError("generation.model: is not set; `gea worker` and `gea up` set it to what ships with GEA")
+    return model
