@@ -72,19 +72,19 @@ class EngineCore:
         return not self.scheduler.num_running and not self.scheduler.num_waiting
 
     def add(self, request: EngineRequest, emit: Emit) -> ActiveRequest | None:
-        """Queue a request that `check_request` has passed. None: it failed at once and `emit` has the error."""
+        """Queue a request that `check_request` has passed. None: it is over already, and `emit` has its end.
+
+        What an earlier run has drawn goes out here; the model reads it before it draws on.
+        """
         try:
-            sequences = tuple(self._sequence(request, index) for index in range(request.sampling.n))
+            active = self._active(request, emit)
+            self._replay(active)
         except Exception as error:  # one request's settings must not stop the engine
             emit(_request_error(error))
             return None
-        active = ActiveRequest(
-            request=request,
-            sequences=sequences,
-            max_tokens=bounded_max_tokens(request, self._max_context),
-            emit=emit,
-            submitted_s=self._clock(),
-        )
+        if not active.unfinished:
+            self._finish(active)
+            return None
         self.scheduler.add(active)
         return active
 
@@ -111,9 +111,27 @@ class EngineCore:
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every request")
 
+    def _active(self, request: EngineRequest, emit: Emit) -> ActiveRequest:
+        return ActiveRequest(
+            request=request,
+            sequences=tuple(self._sequence(request, index) for index in range(request.sampling.n)),
+            max_tokens=bounded_max_tokens(request, self._max_context),
+            emit=emit,
+            submitted_s=self._clock(),
+        )
+
     def _sequence(self, request: EngineRequest, index: int) -> Sequence:
         sampler = Sampler(request.sampling, request.prompt, index=index, vocab_size=self._vocab_size)
-        return Sequence(index=index, sampler=sampler, detokenizer=Detokenizer(request.sampling.stop))
+        detokenizer = Detokenizer(request.sampling.stop)
+        return Sequence(index=index, prompt=request.prompt, sampler=sampler, detokenizer=detokenizer)
+
+    def _replay(self, active: ActiveRequest) -> None:
+        """Take each choice's given tokens as if they were drawn now, up to where it ends."""
+        for sequence, token_ids in zip(active.sequences, active.request.output, strict=False):
+            for token_id in token_ids:
+                if sequence.end is None:
+                    sequence.sampler.note(token_id)
+                    self._append(active, sequence, token_id, None)
 
     # Run
 
@@ -135,9 +153,8 @@ class EngineCore:
                 positions=tuple(sequence.length for sequence in sequences),
             )
         if plan.prefill is not None:
-            start = plan.prefill.num_prefilled
-            token_ids = plan.prefill.request.prompt[start : plan.prefill_end]
-            prefill = PrefillChunk(token_ids=token_ids, slot=plan.prefill.sequences[0].slot, start=start)
+            _, read = plan.prefill
+            prefill = PrefillChunk(token_ids=read.pending(plan.prefill_end), slot=read.slot, start=read.length)
         try:
             return self._runner.forward(decode, prefill)
         except Exception as error:  # out of memory, a kernel's refusal: told to those it hits
@@ -154,7 +171,8 @@ class EngineCore:
             sequence.length += 1
             self._guarded(active, self._advance, active, sequence, result[row])
         if plan.prefill is not None:
-            self._guarded(plan.prefill, self._prefilled, plan.prefill, plan.prefill_end, result[-1])
+            active, sequence = plan.prefill
+            self._guarded(active, self._prefilled, active, sequence, plan.prefill_end, result[-1])
 
     def _guarded(self, active: ActiveRequest, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Let a request fail alone: at its settings, its tokens or its text, not at its neighbours'."""
@@ -163,33 +181,41 @@ class EngineCore:
         except Exception as error:
             self._fail(active, error)
 
-    def _prefilled(self, active: ActiveRequest, end: int, logits: torch.Tensor) -> None:
-        """Note a chunk; at the prompt's end give every choice its copy and its first token."""
-        active.num_prefilled = active.sequences[0].length = end
-        if end < len(active.request.prompt):
-            if not bool(torch.isfinite(logits).all()):
-                raise ValueError("the model returned logits that are not finite")
+    def _prefilled(self, active: ActiveRequest, sequence: Sequence, end: int, logits: torch.Tensor) -> None:
+        """Note a chunk; at the prompt's end give every choice its copy. Who has read all draws on."""
+        if active.phase is Phase.DONE:  # another choice of the request has failed in this step
             return
-        active.phase, active.first_token_s = Phase.DECODE, self._clock()
-        first, *others = active.sequences
-        for sequence in others:
-            self._runner.fork(first.slot, sequence.slot, end)
-            sequence.length = end
-        for sequence in active.sequences:
-            self._advance(active, sequence, logits)
+        if not bool(torch.isfinite(logits).all()):
+            raise ValueError("the model returned logits that are not finite")
+        sequence.length = end
+        readers = [sequence]
+        if active.phase is Phase.PREFILL and end == len(sequence.prompt):
+            active.phase, readers = Phase.DECODE, active.unfinished
+            for other in readers[1:]:
+                self._runner.fork(sequence.slot, other.slot, end)
+                other.length = end
+        for reader in readers:
+            if not reader.num_pending:
+                self._advance(active, reader, logits)
 
     def _advance(self, active: ActiveRequest, sequence: Sequence, logits: torch.Tensor) -> None:
         """Draw a choice's next token and publish it."""
         if active.phase is Phase.DONE:  # another choice of the request has failed in this step
             return
         token_id, logprob = sequence.sampler.sample(logits, len(sequence.output))
-        sequence.output.append(token_id)
-        text = self._text(active, sequence, token_id)
-        active.emit(_chunk(sequence.index, text, token_id, logprob))
+        if active.first_token_s is None:
+            active.first_token_s = self._clock()
+        self._append(active, sequence, token_id, logprob)
         if sequence.end is not None:
             self.scheduler.release(sequence)
             if not active.unfinished:
                 self._finish(active)
+
+    def _append(self, active: ActiveRequest, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
+        """Lengthen a choice by a token and publish it."""
+        sequence.output.append(token_id)
+        text = self._text(active, sequence, token_id)
+        active.emit(_chunk(sequence.index, text, token_id, logprob))
 
     def _text(self, active: ActiveRequest, sequence: Sequence, token_id: int) -> str:
         """Return what the token lets out, and end the choice where it is the last one."""
@@ -235,7 +261,7 @@ def _split(plan: StepPlan) -> list[StepPlan]:
 
 def _owners(plan: StepPlan) -> list[ActiveRequest]:
     owners = [active for active, _ in plan.decode]
-    return owners if plan.prefill is None else [*owners, plan.prefill]
+    return owners if plan.prefill is None else [*owners, plan.prefill[0]]
 
 
 def _chunk(index: int, text: str, token_id: int, logprob: TokenLogprob | None) -> TokenChunk:

@@ -55,6 +55,7 @@ class EngineRequest:
     `output` are tokens of each choice, by index, that an earlier run has drawn already. They are taken as they stand
     and handed out first, as chunks like any other, but without logprobs; the next token of each choice is then the one
     that an undisturbed run would draw. Choices beyond the given ones begin with their first token. Usage counts them.
+    Tokens beyond the end of their choice are left out; a request whose choices have all ended needs no step.
     """
 
     request_id: str
@@ -199,8 +200,9 @@ class Engine(Protocol):
     def submit(self, request: EngineRequest) -> EngineStream:
         """Queue a request.
 
-        Raises PromptTooLongError if not one new token would fit, InvalidRequestError for an unusable field or an id
-        that is already in flight, RejectedError if the queue is full, EngineUnavailableError if it is not running.
+        Raises PromptTooLongError if not one new token would fit, InvalidRequestError for an unusable field (`output`
+        with more choices than n, or with ids that the model does not know) or an id that is already in flight,
+        RejectedError if the queue is full, EngineUnavailableError if it is not running.
         """
         ...
 

@@ -52,9 +52,16 @@ class Sampler:
         if not bool(torch.isfinite(logits).all()):
             raise ValueError("the model returned logits that are not finite")
         token_id = draw(self._penalized(logits), self._params, draw_key(self._params.seed, self._index, position))
-        self._note(token_id)
+        self.note(token_id)
         wanted = self._params.logprobs
         return token_id, None if wanted is None else token_logprob(logits, token_id, wanted)
+
+    def note(self, token_id: int) -> None:
+        """Count a token of the output, whoever has drawn it."""
+        if self._seen is not None:
+            self._seen[token_id] = True
+        if self._counts is not None:
+            self._counts[token_id] += 1
 
     def _penalized(self, logits: torch.Tensor) -> torch.Tensor:
         params, scores = self._params, logits
@@ -68,12 +75,6 @@ class Sampler:
         if len(self._bias_ids):
             scores = scores.index_add(0, self._bias_ids, self._bias)
         return scores
-
-    def _note(self, token_id: int) -> None:
-        if self._seen is not None:
-            self._seen[token_id] = True
-        if self._counts is not None:
-            self._counts[token_id] += 1
 
 
 def draw(scores: torch.Tensor, params: SamplingParams, key: int) -> int:

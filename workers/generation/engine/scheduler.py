@@ -1,4 +1,4 @@
-"""Decides what one step runs: the next token of every decoding sequence, and a chunk of one prompt.
+"""Decides what one step runs: the next token of every decoding sequence, and a chunk of one that has more to read.
 
 Pure bookkeeping over slots and requests: no tensors, no clock of its own, no threads. Invariants: requests are admitted
 in their order; each holds as many slots as it has unfinished choices; a request that is done holds none.
@@ -15,10 +15,10 @@ from workers.generation.engine.sequence import ActiveRequest, Phase, Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What one step runs. `prefill_end` is the position after the chunk's last token."""
+    """What one step runs. The sequence in `prefill` reads its pending tokens up to position `prefill_end`."""
 
     decode: tuple[tuple[ActiveRequest, Sequence], ...] = ()
-    prefill: ActiveRequest | None = None
+    prefill: tuple[ActiveRequest, Sequence] | None = None
     prefill_end: int = 0
 
     @property
@@ -66,15 +66,17 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> StepPlan:
         """Admit what has room and return the step. The first request that has no room holds back those behind it."""
-        while self._waiting and len(self._waiting[0].sequences) <= self._pool.num_free:
+        while self._waiting and len(self._waiting[0].unfinished) <= self._pool.num_free:
             self._admit(self._waiting.popleft(), now_s)
-        decode = [(r, sequence) for r in self._running if r.phase is Phase.DECODE for sequence in r.unfinished]
-        decode.sort(key=lambda pair: pair[1].slot)
-        prefill = next((request for request in self._running if request.phase is Phase.PREFILL), None)
+        grown = [(r, sequence) for r in self._running if r.phase is Phase.DECODE for sequence in r.unfinished]
+        decode = tuple(sorted((pair for pair in grown if pair[1].num_pending == 1), key=lambda pair: pair[1].slot))
+        prefill = next((found for request in self._running if (found := _reading(request))), None)
         if prefill is None:
-            return StepPlan(decode=tuple(decode))
-        end = min(prefill.num_prefilled + self._prefill_chunk, len(prefill.request.prompt))
-        return StepPlan(decode=tuple(decode), prefill=prefill, prefill_end=end)
+            return StepPlan(decode=decode)
+        request, sequence = prefill
+        known = len(sequence.prompt) if request.phase is Phase.PREFILL else sequence.num_tokens
+        end = min(sequence.length + self._prefill_chunk, known)
+        return StepPlan(decode=decode, prefill=prefill, prefill_end=end)
 
     def release(self, sequence: Sequence) -> None:
         """Free the slot of a choice that ended."""
@@ -93,7 +95,16 @@ class Scheduler:
         request.phase = Phase.DONE
 
     def _admit(self, request: ActiveRequest, now_s: float) -> None:
-        for sequence, slot in zip(request.sequences, self._pool.take(len(request.sequences)), strict=True):
+        unfinished = request.unfinished
+        for sequence, slot in zip(unfinished, self._pool.take(len(unfinished)), strict=True):
             sequence.slot = slot
         request.phase, request.admitted_s = Phase.PREFILL, now_s
         self._running.append(request)
+
+
+def _reading(request: ActiveRequest) -> tuple[ActiveRequest, Sequence] | None:
+    """Return the choice that has a chunk to read: all share one prompt, then each has its own output."""
+    for sequence in request.unfinished:
+        if request.phase is Phase.PREFILL or sequence.num_pending > 1:
+            return request, sequence
+    return None

@@ -24,24 +24,40 @@ class Phase(StrEnum):
     WAITING = "waiting"
     """No slots yet."""
     PREFILL = "prefill"
-    """Its prompt is being read."""
+    """Its prompt is being read, in the slot of its first unfinished choice."""
     DECODE = "decode"
-    """Its sequences grow."""
+    """Its sequences grow, each once it has read what an earlier run has drawn."""
     DONE = "done"
     """Over; its slots are free."""
 
 
 @dataclass(slots=True)
 class Sequence:
-    """One choice of a request. `length` counts the positions that stand in its slot."""
+    """One choice of a request. `length` counts the positions that stand in its slot; the other tokens are pending."""
 
     index: int
+    prompt: tuple[int, ...]
     sampler: Sampler
     detokenizer: Detokenizer
     slot: int = -1
     length: int = 0
     output: list[int] = field(default_factory=list)
     end: ChoiceEnd | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Return how many tokens are known: prompt and output."""
+        return len(self.prompt) + len(self.output)
+
+    @property
+    def num_pending(self) -> int:
+        """Return how many known tokens the model has not read; 1 while the sequence grows."""
+        return self.num_tokens - self.length
+
+    def pending(self, end: int) -> tuple[int, ...]:
+        """Return the tokens from `length` to position `end`."""
+        border = len(self.prompt)
+        return (*self.prompt[self.length : end], *self.output[max(0, self.length - border) : max(0, end - border)])
 
     def finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
         """Note how the choice ended."""
@@ -60,7 +76,6 @@ class ActiveRequest:
     emit: Callable[[EngineEvent | Exception], None]
     submitted_s: float
     phase: Phase = Phase.WAITING
-    num_prefilled: int = 0
     admitted_s: float | None = None
     first_token_s: float | None = None
 

@@ -1,12 +1,12 @@
 """Carries a plan out: its fixed pieces first, then the engine's tokens, as one stream of engine events.
 
 Knows the plan and the engine, no topics. The invariants are those of an engine's stream: one `Finished` at the end, and
-usage counts what was handed out.
+usage counts what was handed out. A stream that continues an earlier one is whole again, from its first token.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from schemas.tokens import FinishReason, Usage
@@ -24,22 +24,24 @@ from workers.generation.strategies.gate import SentenceGate
 from workers.generation.strategies.plan import FixedPiece, Plan
 
 
-async def play(engine: Engine, plan: Plan, request_id: str) -> AsyncIterator[EngineEvent]:
+async def play(
+    engine: Engine, plan: Plan, request_id: str, output: Sequence[Sequence[int]] = ()
+) -> AsyncIterator[EngineEvent]:
     """Yield the chunks of an answer and one `Finished`.
 
+    `output` are the token ids of each choice, by index, that an earlier run of the plan has published: they come again
+    as they were, and the rest is drawn. Where they do not begin with the plan's pieces, the choice is made anew.
     Raises what `Engine.submit` and its stream raise. Whoever stops reading early calls `engine.abort(request_id)`.
     """
     if plan.prompt is not None and not plan.pieces and plan.may_publish is None:
-        async for event in engine.submit(
-            EngineRequest(request_id=request_id, prompt=plan.prompt, sampling=plan.sampling)
-        ):
+        async for event in engine.submit(_request(plan, request_id, output)):
             yield event
         return
     choices = [_Choice(plan, index) for index in range(plan.sampling.n)]
     fixed = [chunk for choice in choices for chunk in choice.fixed_chunks(engine.tokenizer)]
     stream = None
     if plan.prompt is not None and any(choice.end is None for choice in choices):
-        stream = engine.submit(_request(plan, request_id))  # refused before anything is published
+        stream = engine.submit(_request(plan, request_id, output))  # refused before anything is published
     for chunk in fixed:
         yield chunk
     finished = None
@@ -134,12 +136,20 @@ class _Choice:
         )
 
 
-def _request(plan: Plan, request_id: str) -> EngineRequest:
-    """Leave stop strings to the choices, because they may span a piece and the engine's text."""
+def _request(plan: Plan, request_id: str, output: Sequence[Sequence[int]]) -> EngineRequest:
+    """Ask for what comes after the pieces. Stop strings may span the border: the choices look for them then."""
     assert plan.prompt is not None
-    used = sum(len(piece.token_ids) for piece in plan.pieces)
-    sampling = replace(plan.sampling, stop=(), max_tokens=max(1, plan.sampling.max_tokens - used))
-    return EngineRequest(request_id=request_id, prompt=plan.prompt, sampling=sampling)
+    sampling = plan.sampling
+    fixed = tuple(token_id for piece in plan.pieces for token_id in piece.token_ids)
+    if plan.pieces or plan.may_publish is not None:
+        sampling = replace(sampling, stop=(), max_tokens=max(1, sampling.max_tokens - len(fixed)))
+    drawn = tuple(_beyond(fixed, tuple(token_ids)) for token_ids in output[: sampling.n])
+    return EngineRequest(request_id=request_id, prompt=plan.prompt, sampling=sampling, output=drawn)
+
+
+def _beyond(fixed: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the published tokens that the engine has drawn."""
+    return published[len(fixed) :] if published[: len(fixed)] == fixed else ()
 
 
 def _shortened(piece: FixedPiece, num_tokens: int, tokenizer: Tokenizer) -> FixedPiece:
