@@ -72,6 +72,22 @@ def unpack_map(raw: bytes | None, limits: Limits = DEFAULT_LIMITS) -> dict[str, 
     return value
 
 
+def unpack_json_map(raw: bytes | None, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
+    """Return the plain map of a JSON object.
+
+    Raises DecodeError for anything else, or more bytes than `limits` allow.
+    """
+    if len(raw or b"") > limits.message_bytes:
+        raise DecodeError(f"message of {len(raw or b'')} bytes: at most {limits.message_bytes} are allowed")
+    try:
+        value = msgspec.json.decode(raw or b"")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise DecodeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise DecodeError(f"expected a map, got {type(value).__name__}")
+    return value
+
+
 def _refuse_extension(code: int, _: bytes) -> None:
     raise ValueError(f"extension type {code} is not allowed")
 

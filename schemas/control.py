@@ -6,6 +6,11 @@ from enum import StrEnum
 
 import msgspec
 
+from schemas.errors import InvalidRequestError
+from schemas.request import check_id
+
+MAX_REASON_CHARS = 256
+
 
 class ControlKind(StrEnum):
     """What is said."""
@@ -24,3 +29,13 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tenant: str = "default"
     sent_ms: int = 0
     reason: str = ""
+
+
+def check_control(control: Control) -> None:
+    """Check every field against its range. Raises InvalidRequestError with the field and the allowed range."""
+    check_id("request_id", control.request_id)
+    check_id("tenant", control.tenant)
+    if len(control.reason) > MAX_REASON_CHARS:
+        raise InvalidRequestError(
+            f"reason: {len(control.reason)} characters, at most {MAX_REASON_CHARS} are allowed", field="reason"
+        )

@@ -86,6 +86,16 @@ class TopicFollower:
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name=f"follow {self.topic}")
 
+    async def end_offsets(self) -> Mapping[TopicPartition, int]:
+        """Ask where the topic ends now. Raises BrokerUnavailableError."""
+        if self._reader is None:
+            raise BrokerUnavailableError(f"{self.topic} is not being read")
+        return await self._reader.end_offsets()
+
+    def has_reached(self, ends: Mapping[TopicPartition, int]) -> bool:
+        """Return whether every record below `ends` has been taken."""
+        return all(self._positions.get(place, 0) >= end for place, end in ends.items())
+
     async def close(self) -> None:
         """Stop. Idempotent."""
         task, self._task = self._task, None
