@@ -16,13 +16,13 @@ import structlog
 
 from schemas.codec import pack, unpack
 from schemas.envelope import CE_TYPE, WORKER_TYPE, check_type
-from schemas.errors import BrokerUnavailableError, DecodeError, GeaError, InvalidRequestError, StreamExpiredError
+from schemas.errors import DecodeError, GeaError, InvalidRequestError
 from schemas.worker import Pool, WorkerState, WorkerStatus
-from streams.broker import Broker, LogReader, Producer, Record, TopicPartition
+from streams.broker import Broker, Producer, Record
 from streams.clock import now_ms
+from streams.follower import TopicFollower
 from streams.topics import WORKERS
 
-MAX_BACKOFF_S = 2.0
 log = structlog.get_logger(__name__)
 
 
@@ -156,21 +156,24 @@ class Directory:
         max_age_s: float = 5.0,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
-        self._broker = broker
-        self._topic = topic
         self._roster = Roster(max_age_s=max_age_s, clock_ms=clock_ms)
-        self._ends: dict[TopicPartition, int] = {}
-        self._reader: LogReader | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._follower = TopicFollower(broker, topic, self._take)
         self._changed = asyncio.Event()
-        self.is_reading = False
-        """Whether the topic could be read at the last try."""
+
+    @property
+    def is_reading(self) -> bool:
+        """Return whether the topic could be read at the last try."""
+        return self._follower.is_reading
 
     def workers(
         self, pool: Pool | None = None, colour: str | None = None, state: WorkerState | None = WorkerState.READY
     ) -> tuple[WorkerStatus, ...]:
         """Return the workers that live; by default those that are ready. `state=None` means any."""
         return self._roster.workers(pool, colour, state)
+
+    async def changed(self) -> None:
+        """Wait for the next record."""
+        await self._changed.wait()
 
     async def wait_until(self, is_true: Callable[[], bool], *, timeout_s: float) -> bool:
         """Wait until a condition holds, asked after every record and at least each second; False if time is up."""
@@ -188,19 +191,15 @@ class Directory:
 
     async def start(self) -> None:
         """Open the topic and read what it holds. Raises BrokerUnavailableError."""
-        await self._open()
-        while any(self._position(place) < end for place, end in self._ends.items()):
-            if not await self._read():  # the last records may be tombstones that compaction has removed
-                break
-        self._task = asyncio.create_task(self._run())
+        await self._follower.start()
+
+    def start_soon(self) -> None:
+        """Begin in the background, however long the broker stays away: until then no worker is known."""
+        self._follower.start_soon()
 
     async def close(self) -> None:
         """Stop reading. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
-        await self._close_reader()
+        await self._follower.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -215,48 +214,7 @@ class Directory:
     ) -> None:
         await self.close()
 
-    async def _run(self) -> None:
-        backoff_s = 0.05
-        while True:
-            try:
-                if self._reader is None:
-                    await self._open()
-                await self._read()
-                backoff_s = 0.05
-            except (BrokerUnavailableError, StreamExpiredError) as error:
-                if self.is_reading:
-                    log.warning("directory of workers cannot be read", error=error.message)
-                self.is_reading = False
-                await self._close_reader()
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
-
-    async def _open(self) -> None:
-        num_partitions = await self._broker.partitions(self._topic)
-        if not num_partitions:
-            raise BrokerUnavailableError(f"there is no topic {self._topic}")
-        places = [TopicPartition(self._topic, number) for number in range(num_partitions)]
-        self._reader = await self._broker.reader(dict.fromkeys(places))
-        self._ends = dict(await self._reader.end_offsets())
-        for place, begin in (await self._reader.begin_offsets()).items():
-            self._reader.seek(place, begin)
-
-    async def _read(self) -> bool:
-        assert self._reader is not None
-        records = await self._reader.poll(timeout_ms=500)
-        self.is_reading = True
-        for record in records:
-            self._roster.apply(record, is_live=record.offset >= self._ends[record.place])
-        if records:
-            self._changed.set()
-            self._changed = asyncio.Event()
-        return bool(records)
-
-    def _position(self, place: TopicPartition) -> int:
-        assert self._reader is not None
-        return self._reader.position(place)
-
-    async def _close_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            await reader.close()
+    def _take(self, record: Record, *, is_live: bool) -> None:
+        self._roster.apply(record, is_live=is_live)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
