@@ -44,6 +44,19 @@ def pool_group(pool: Pool, colour: str) -> str:
     return f"gea-{pool}-{_checked(colour)}"
 
 
+def is_pool_topic(topic: str) -> bool:
+    """Return whether a name is that of a pool's topic behind the router, in some colour."""
+    prefix, _, rest = topic.partition(".")
+    pool, _, colour = rest.partition(".")
+    is_pool = prefix == "gea" and pool in (Pool.INTENT, Pool.RETRIEVAL, Pool.GENERATION)
+    return is_pool and bool(ID_PATTERN.fullmatch(colour)) and ":" not in colour
+
+
+def retry_group(topic: str) -> str:
+    """Return the consumer group of the routers on a retry topic."""
+    return f"gea-router-retry-{topic.rpartition('.')[2]}"
+
+
 def topic_specs(partitions: int, replication: int = 1, colours: tuple[str, ...] = ("blue",)) -> tuple[TopicSpec, ...]:
     """Return every topic of the installation; `partitions` is the count on the request path and for tokens."""
     small = min(partitions, 4)  # views that every worker reads whole: more partitions only cost connections

@@ -20,6 +20,7 @@ from workers.connect import store_settings
 from workers.handler import Handler
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits
+from workers.router.retry_mover import RetryMover
 from workers.router.stage import RouterHandler
 from workers.settings import EngineKind, Settings
 
@@ -81,7 +82,10 @@ async def _router(settings: Settings, broker: Broker, outbox: Outbox, stack: Asy
         max_deadline_ms=int(settings.router.max_deadline_s * 1000),
         num_token_partitions=num_partitions,
     )
-    return RouterHandler(broker, outbox, await _sessions(settings, stack), Directory(broker), limits=limits)
+    mover = RetryMover(broker, outbox, member=outbox.worker_id, max_in_flight=settings.retry.max_in_flight)
+    return RouterHandler(
+        broker, outbox, await _sessions(settings, stack), Directory(broker), limits=limits, mover=mover
+    )
 
 
 def _intent(settings: Settings, outbox: Outbox) -> Handler:

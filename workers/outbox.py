@@ -28,14 +28,20 @@ from schemas.envelope import (
     Reply,
     RoutedRequest,
 )
-from schemas.errors import BrokerUnavailableError, GeaError, InvalidRequestError, RejectedError
-from schemas.tokens import Epoch, Failure, FinishReason, See
+from schemas.errors import (
+    BrokerUnavailableError,
+    GeaError,
+    InvalidRequestError,
+    RejectedError,
+    RequestCancelledError,
+)
+from schemas.tokens import End, EndStatus, Epoch, Failure, FinishReason, See
 from streams.broker import Producer, Record
 from streams.dead_letter import dead_letter
 from streams.retry import RetryOrder
 from streams.routing import murmur2_partition
 from streams.telemetry import Metrics
-from streams.token_writer import end_request, point_to
+from streams.token_record import end_request, point_to
 from streams.topics import TOKENS
 from workers.failure_policy import Decision
 from workers.path import next_topic, partition_key
@@ -63,7 +69,7 @@ class Outbox:
         self.producer = producer
         self.metrics = metrics
         self.placement = placement
-        self._worker_id = worker_id
+        self.worker_id = worker_id
         self.num_token_partitions = num_token_partitions
 
     def default_reply(self, request_id: str, start: int = 0) -> Reply:
@@ -100,13 +106,13 @@ class Outbox:
         await until_sent(lambda: self.producer.send(decision.topic, pack(again), key=key, headers=headers))
 
     async def end(self, reply: Reply, request_id: str, error: GeaError, *, epoch: Epoch) -> Record | None:
-        """End a request as failed, with the code of `error`; return the record, None if its place takes none."""
+        """End a request for `error` (see `early_end`); return the record, None if its place takes none."""
         log.info("request_refused", request_id=request_id, code=error.code, reason=error.message)
-        failure = failure_of(error)
+        end = early_end(error)
         if self.metrics is not None:
-            self.metrics.count_end(FinishReason.ERROR)
+            self.metrics.count_end(end.finish_reason)
         try:
-            return await until_sent(lambda: end_request(self.producer, reply, request_id, epoch=epoch, failure=failure))
+            return await until_sent(lambda: end_request(self.producer, reply, request_id, epoch=epoch, end=end))
         except InvalidRequestError as refusal:
             log.error("end_refused", request_id=request_id, topic=reply.topic, reason=refusal.message)
             return None
@@ -120,7 +126,7 @@ class Outbox:
         if self.metrics is not None:
             self.metrics.dead_letters.inc()
         log.warning("dead_letter", code=error.code, reason=error.message, topic=record.topic, offset=record.offset)
-        await until_sent(lambda: dead_letter(self.producer, record, error, self._worker_id))
+        await until_sent(lambda: dead_letter(self.producer, record, error, self.worker_id))
 
 
 async def until_sent(send: Callable[[], Awaitable[T]]) -> T:
@@ -133,6 +139,13 @@ async def until_sent(send: Callable[[], Awaitable[T]]) -> T:
             log.warning("send_failed", code=error.code, reason=error.message, retry_in_s=delay_s)
         await asyncio.sleep(delay_s)
         delay_s = min(2 * delay_s, MAX_DELAY_S)
+
+
+def early_end(error: GeaError) -> End:
+    """Return the end of a request that no run answers: as cancelled if that is the error, else as failed."""
+    if isinstance(error, RequestCancelledError):
+        return End(status=EndStatus.CANCELLED, finish_reason=FinishReason.ABORT, failure=failure_of(error))
+    return End(status=EndStatus.FAILED, finish_reason=FinishReason.ERROR, failure=failure_of(error))
 
 
 def failure_of(error: GeaError) -> Failure:

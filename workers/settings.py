@@ -146,10 +146,10 @@ class BatchingSection(_Section, frozen=True, kw_only=True):
 
 
 class RetrySection(_Section, frozen=True, kw_only=True):
-    """Requests that failed for a cause that may pass: how often they are retried, and how many wait in a router."""
+    """Retries of requests that failed for a cause that may pass. `max_in_flight` wait in one router, per delay."""
 
     max_attempts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
-    max_in_flight: Count = 1_000
+    max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 500
 
 
 class CacheSection(_Section, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ from workers.generation.stage import GenerationHandler, GenerationLimits
 from workers.handler import Handler
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits
+from workers.router.retry_mover import RetryMover
 from workers.router.stage import RouterHandler
 from workers.runtime import Worker
 from workers.stage import StageSnapshot
@@ -190,7 +191,10 @@ class Installation:
         broker: Broker = self.broker
         match pool:
             case Pool.ROUTER:
-                return RouterHandler(broker, outbox, self.sessions(), Directory(broker), limits=self.limits)
+                mover = RetryMover(broker, outbox, member=outbox.worker_id, commit_interval_ms=20)
+                return RouterHandler(
+                    broker, outbox, self.sessions(), Directory(broker), limits=self.limits, mover=mover
+                )
             case Pool.INTENT:
                 return AnnotatingHandler(self.intent, outbox)
             case Pool.RETRIEVAL:

@@ -27,3 +27,31 @@ def test_tokens_expire_and_views_are_compacted() -> None:
     assert specs[topics.REQUESTS].num_partitions == specs[topics.TOKENS].num_partitions == 64
     assert {spec.replication for spec in specs.values()} == {3}
     assert "gea.intent.blue" in specs
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        ("gea.generation.blue", True),
+        ("gea.intent.v1.2", True),
+        ("gea.retrieval.green", True),
+        ("gea.router.blue", False),
+        ("gea.generation.", False),
+        ("gea.generation", False),
+        ("gea.generation.a:b", False),
+        ("gea.generation.a/b", False),
+        ("gea.retry.5s", False),
+        ("gea.requests", False),
+        ("other.generation.blue", False),
+        ("", False),
+    ],
+)
+def test_a_pool_topic_is_known_by_its_name(topic: str, expected: bool) -> None:
+    assert topics.is_pool_topic(topic) is expected
+
+
+def test_each_retry_topic_has_a_group_of_its_own() -> None:
+    assert [topics.retry_group(topic) for topic in topics.RETRY_DELAYS_S] == [
+        "gea-router-retry-5s",
+        "gea-router-retry-60s",
+    ]

@@ -34,6 +34,7 @@ from streams.telemetry import bind_request, child_traceparent
 from workers.handler import refusal_epoch, refuse_record, request_id_of
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits, check_load, deadline_of, load_of, read_request, reply_of, stamp
+from workers.router.retry_mover import RetryMover
 from workers.router.routes import RouteBook, follow_routes
 from workers.router.stream_ends import StreamEnds
 from workers.stage import StageSnapshot
@@ -45,7 +46,14 @@ class RouterHandler:
     """Routes requests; the `Handler` of the router pool."""
 
     def __init__(
-        self, broker: Broker, outbox: Outbox, sessions: SessionStore, directory: Directory, *, limits: DoorLimits
+        self,
+        broker: Broker,
+        outbox: Outbox,
+        sessions: SessionStore,
+        directory: Directory,
+        *,
+        limits: DoorLimits,
+        mover: RetryMover | None = None,
     ) -> None:
         self._broker = broker
         self._outbox = outbox
@@ -54,6 +62,7 @@ class RouterHandler:
         self._limits = limits
         self._book = RouteBook()
         self._ends = StreamEnds(broker, limits.num_token_partitions)
+        self._mover = mover
         self._following: asyncio.Task[None] | None = None
 
     @property
@@ -74,6 +83,8 @@ class RouterHandler:
             reading.cancel()
         if self._following.done():
             self._following.result()
+        if self._mover is not None:
+            await self._mover.start()
 
     async def handle(self, batch: Sequence[Delivery]) -> None:
         """Route a batch."""
@@ -84,7 +95,9 @@ class RouterHandler:
         return StageSnapshot()
 
     async def stop(self) -> None:
-        """Stop following. Idempotent."""
+        """Stop following, and leave waiting retries to the next router. Idempotent."""
+        if self._mover is not None:
+            await self._mover.stop()
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)

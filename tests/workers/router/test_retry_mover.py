@@ -1,0 +1,299 @@
+"""Retries wait until they are due and return to their pool; nothing else leaves a retry topic."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+
+from schemas.codec import pack, unpack
+from schemas.envelope import NOT_BEFORE_MS, TARGET, Headers, Origin, Reply, RoutedRequest, header
+from schemas.failure import DeadLetter
+from schemas.request import GenerationRequest
+from schemas.tokens import EndStatus, Epoch
+from streams.broker import Record, TopicPartition
+from streams.cancellations import Cancellations
+from streams.memory import MemoryBroker
+from streams.routing import murmur2_partition
+from streams.token_reader import decode_token
+from streams.topics import DEAD_LETTER, RETRY_LONG, RETRY_SHORT, TOKENS, retry_group, topic_specs
+from workers.failure_policy import Decision, Verdict
+from workers.outbox import Outbox
+from workers.router.retry_mover import RetryMover
+
+GENERATION = "gea.generation.blue"
+ROUTED = RoutedRequest(
+    request_id="r-1",
+    request=GenerationRequest(prompt="x", session_id="s-1"),
+    reply=Reply(topic=TOKENS, partition=0),
+    origin=Origin(partition=0, offset=0),
+    seed=7,
+    received_ms=1,
+    deadline_ms=2**50,
+)
+
+
+class StepClock:
+    """A clock that moves only when told, and wakes who waits for it."""
+
+    def __init__(self) -> None:
+        self._now_ms = 1_700_000_000_000
+        self._moved = asyncio.Event()
+        self.has_waiter = asyncio.Event()
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def step(self, ms: int) -> None:
+        self._now_ms += ms
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def wait(self, event: asyncio.Event, timeout_s: float) -> None:
+        assert timeout_s > 0
+        self.has_waiter.set()
+        self.has_waiter = asyncio.Event()
+        waits = [asyncio.create_task(event.wait()), asyncio.create_task(self._moved.wait())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+
+
+class Post:
+    """A broker with a mover on it, and what a test puts in and looks for."""
+
+    def __init__(self, broker: MemoryBroker, outbox: Outbox) -> None:
+        self.broker = broker
+        self.outbox = outbox
+        self.clock = StepClock()
+        self.cancellations = Cancellations()
+
+    def mover(self, member: str = "router-1", max_in_flight: int = 100) -> RetryMover:
+        return RetryMover(
+            self.broker,
+            self.outbox,
+            member=member,
+            max_in_flight=max_in_flight,
+            cancellations=self.cancellations,
+            clock=self.clock,
+            commit_interval_ms=1,
+        )
+
+    async def retry(self, request_id: str, delay_ms: int, topic: str = RETRY_SHORT, **changes: object) -> None:
+        routed = msgspec.structs.replace(ROUTED, request_id=request_id, **changes)
+        due_ms = self.clock.now_ms() + delay_ms
+        await self.outbox.retry(routed, Decision(verdict=Verdict.RETRY, topic=topic, not_before_ms=due_ms), GENERATION)
+
+    async def raw(self, value: bytes | None, headers: Headers, key: bytes = b"k") -> None:
+        await self.outbox.producer.send(RETRY_SHORT, value, key=key, headers=headers)
+
+    def returned(self) -> list[str]:
+        records = self.broker.records(GENERATION)
+        return sorted(unpack(record.value, RoutedRequest).request_id for record in records)
+
+    async def until_returned(self, *request_ids: str) -> None:
+        async with asyncio.timeout(5):
+            await self.broker.until(lambda: self.returned() == sorted(request_ids))
+
+    async def until_waiting(self, mover: RetryMover, count: int) -> None:
+        async with asyncio.timeout(5):
+            while mover.num_waiting != count:
+                await self.clock.has_waiter.wait()
+
+    async def until_committed(self, topic: str = RETRY_SHORT) -> None:
+        places = [TopicPartition(topic, number) for number in range(2)]
+        async with asyncio.timeout(5):
+            await self.broker.until(
+                lambda: all(
+                    (self.broker.committed(retry_group(topic), place) or 0) == self.broker.log(place).end
+                    for place in places
+                )
+            )
+
+    def letters(self) -> list[DeadLetter]:
+        return [unpack(record.value, DeadLetter) for record in self.broker.records(DEAD_LETTER)]
+
+    def ends(self, request_id: str) -> list[tuple[EndStatus, str, Epoch]]:
+        tokens = [decode_token(r) for r in self.broker.records(TOKENS) if r.key == request_id.encode()]
+        return [(t.end.status, t.end.failure.code if t.end.failure else "", t.epoch) for t in tokens if t.end]
+
+
+@asynccontextmanager
+async def post() -> AsyncIterator[Post]:
+    broker = MemoryBroker()
+    await broker.create_topics(topic_specs(2))
+    yield Post(broker, Outbox(await broker.producer(), worker_id="router-1", num_token_partitions=2))
+
+
+@asynccontextmanager
+async def running(mover: RetryMover) -> AsyncIterator[RetryMover]:
+    await mover.start()
+    try:
+        yield mover
+    finally:
+        await mover.stop()
+
+
+async def test_a_retry_returns_to_its_pool_when_it_is_due_and_not_before() -> None:
+    async with post() as here, running(here.mover()) as mover:
+        await here.retry("r-1", 5_000, hop=2, attempt=1)
+        await here.until_waiting(mover, 1)
+        here.clock.step(4_999)
+        await here.retry("r-2", 0)
+        await here.until_returned("r-2")
+        here.clock.step(1)
+        await here.until_returned("r-1", "r-2")
+        await here.until_committed()
+        (record,) = [r for r in here.broker.records(GENERATION) if header(r.headers, "request_id") == "r-1"]
+        assert record.key == b"s-1"  # where its session's turns go
+        assert record.value == next(r.value for r in here.broker.records(RETRY_SHORT) if r.key == b"r-1")
+        assert header(record.headers, "hop") == "3"
+        assert header(record.headers, TARGET) is header(record.headers, NOT_BEFORE_MS) is None
+
+
+async def test_a_long_delay_does_not_stand_before_a_short_one() -> None:
+    async with post() as here, running(here.mover(max_in_flight=1)) as mover:
+        await here.retry("long", 60_000, RETRY_LONG)
+        await here.until_waiting(mover, 1)
+        await here.retry("short", 5_000)
+        await here.until_waiting(mover, 2)
+        here.clock.step(5_000)
+        await here.until_returned("short")
+        here.clock.step(55_000)
+        await here.until_returned("long", "short")
+
+
+async def test_at_most_so_many_wait_here_and_the_others_follow() -> None:
+    async with post() as here, running(here.mover(max_in_flight=3)) as mover:
+        for number in range(10):
+            await here.retry(f"r-{number}", 5_000)
+        await here.until_waiting(mover, 3)
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert mover.num_waiting == 3
+        here.clock.step(5_000)
+        await here.until_returned(*(f"r-{number}" for number in range(10)))
+        await here.until_committed()
+
+
+async def test_a_request_that_was_cancelled_or_is_late_returns_at_once_to_be_ended_by_its_pool() -> None:
+    async with post() as here, running(here.mover()) as mover:
+        await here.retry("cancelled", 5_000)
+        await here.retry("late", 5_000, deadline_ms=here.clock.now_ms() + 1_000)
+        await here.retry("waits", 5_000)
+        await here.until_waiting(mover, 3)
+        here.cancellations.cancel("cancelled", "default")
+        await here.until_returned("cancelled")
+        here.clock.step(1_000)
+        await here.until_returned("cancelled", "late")
+        assert mover.num_waiting == 1
+
+
+async def test_no_record_waits_longer_than_its_topic_says() -> None:
+    async with post() as here, running(here.mover()) as mover:
+        await here.retry("r-1", 10**12)
+        await here.until_waiting(mover, 1)
+        here.clock.step(6_000)
+        await here.until_returned("r-1")
+
+
+async def test_a_mover_that_stops_leaves_what_waits_to_the_next_one() -> None:
+    async with post() as here:
+        async with running(here.mover()) as mover:
+            await here.retry("now", 0)
+            await here.retry("later", 5_000)
+            await here.until_returned("now")
+            await here.until_waiting(mover, 1)
+        async with running(here.mover("router-2")) as mover:
+            await here.until_waiting(mover, 1)
+            here.clock.step(5_000)
+            await here.until_returned("later", "now")
+            await here.until_committed()
+
+
+async def test_a_mover_that_dies_before_its_commit_moves_twice_rather_than_never() -> None:
+    async with post() as here:
+        first = here.mover()
+        await first.start()
+        await here.retry("r-1", 5_000)
+        await here.until_waiting(first, 1)
+        await here.broker.kill("router-1")
+        async with running(here.mover("router-2")) as second:
+            await here.until_waiting(second, 1)
+            here.clock.step(5_000)
+            await here.until_returned("r-1", "r-1")  # both: the first does not know yet that it is dead
+            await here.until_committed()
+        await first.stop()
+
+
+async def test_a_broker_that_was_away_is_waited_for() -> None:
+    async with post() as here, running(here.mover()) as mover:
+        await here.retry("r-1", 5_000)
+        await here.until_waiting(mover, 1)
+        here.broker.down = True
+        here.clock.step(5_000)
+        await asyncio.sleep(0)
+        here.broker.down = False
+        await here.until_returned("r-1")
+
+
+BODY = pack(ROUTED)
+DUE = (NOT_BEFORE_MS, b"1")
+
+
+@pytest.mark.parametrize(
+    ("value", "order", "code"),
+    [
+        (None, ((TARGET, GENERATION.encode()), DUE), "undecodable"),
+        (b"\xc1", ((TARGET, GENERATION.encode()), DUE), "undecodable"),
+        (BODY, (DUE,), "invalid_request"),
+        (BODY, ((TARGET, GENERATION.encode()),), "invalid_request"),
+        (BODY, ((TARGET, b"gea.requests"), DUE), "invalid_request"),
+        (BODY, ((TARGET, b"gea.tokens"), DUE), "invalid_request"),
+        (BODY, ((TARGET, b"gea.retry.5s"), DUE), "invalid_request"),
+        (BODY, ((TARGET, b"gea.generation.nowhere"), DUE), "invalid_request"),
+        (BODY, ((TARGET, b"\xff"), DUE), "invalid_request"),
+        (BODY, ((TARGET, GENERATION.encode()), (NOT_BEFORE_MS, b"soon")), "invalid_request"),
+    ],
+)
+async def test_what_cannot_return_is_put_aside_and_ends_its_request(
+    value: bytes | None, order: Headers, code: str
+) -> None:
+    async with post() as here, running(here.mover()):
+        await here.raw(value, (("request_id", b"r-1"), *order))
+        await here.until_committed()
+        assert [letter.code for letter in here.letters()] == [code]
+        assert here.letters()[0].value == value
+        ((status, failure, _),) = here.ends("r-1")
+        assert (status, failure) == (EndStatus.FAILED, code)
+        assert here.returned() == []
+        await here.retry("good", 0)
+        await here.until_returned("good")
+
+
+async def test_the_end_of_what_was_put_aside_outranks_the_run_that_failed() -> None:
+    async with post() as here, running(here.mover()):
+        again = pack(msgspec.structs.replace(ROUTED, hop=3))
+        await here.raw(again, (("request_id", b"r-1"), (TARGET, b"gea.requests"), DUE))
+        await here.until_committed()
+        ((_, _, epoch),) = here.ends("r-1")
+        assert epoch.hop == 3
+
+
+async def test_placement_chooses_the_partition_of_the_target() -> None:
+    class Last:
+        def partition(self, topic: str, routed: RoutedRequest) -> int | None:
+            return 1 - murmur2_partition(b"s-1", 2)
+
+    async with post() as here:
+        here.outbox.placement = Last()
+        async with running(here.mover()):
+            await here.retry("r-1", 0)
+            await here.until_returned("r-1")
+            record: Record = here.broker.records(GENERATION)[0]
+            assert record.partition == 1 - murmur2_partition(b"s-1", 2)
