@@ -13,7 +13,7 @@ from typing import Self
 
 from schemas.errors import RequestFailedError, ResponseTimeoutError, StreamError, StreamExpiredError
 from schemas.tokens import End, EndStatus, TokenLogprob
-from streams.claims import Event, StreamEnded, StreamReset, StreamSeen, TextAppended, TextRetracted
+from streams.stream_events import Event, StreamEnded, StreamReset, StreamSeen, TextAppended, TextRetracted
 from streams.token_reader import StreamReader
 
 

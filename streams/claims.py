@@ -8,6 +8,10 @@ and no end came before; records of another epoch or owner are ignored; only the 
 taken, repeats are dropped, a missing one raises StreamGapError. A run that starts behind what is already visible is
 compared with it: what is equal stays invisible, a difference surfaces as a reset and the new text.
 
+A worker that takes over claims first and reads afterwards. If it can draw the tokens that the earlier run would have
+drawn, it goes on behind the last visible one (`resume` of `streams.token_writer`); otherwise it writes a reset and
+begins anew. `StreamView.origin` is the claim that says what the visible text was made from.
+
 The invariant: at most one end; the visible text is always that of one run, joined to the text it continued.
 """
 
@@ -15,54 +19,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
 
 from schemas.errors import StreamGapError
-from schemas.tokens import Choice, End, Epoch, Kind, See, TokenLogprob, TokenRecord, Usage
+from schemas.tokens import Choice, Claim, End, Epoch, Kind, TokenLogprob, TokenRecord, Usage
+from streams.stream_events import Event, StreamEnded, StreamReset, StreamSeen, TextAppended, TextRetracted
 from streams.stream_text import ChoiceText, Run
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextAppended:
-    """Text and tokens to add to choice `index`."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextRetracted:
-    """The last characters of choice `index`, withdrawn; its tokens stay counted."""
-
-    index: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamReset:
-    """All text of choice `index` so far is void."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEnded:
-    """The effective end."""
-
-    end: End
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSeen:
-    """The request is a repeat, its stream stands at `see`. Only passed on while no claim has counted here."""
-
-    see: See
-
-
-Event: TypeAlias = TextAppended | TextRetracted | StreamReset | StreamEnded | StreamSeen
 
 
 class StreamView:
@@ -88,6 +49,18 @@ class StreamView:
         return self._run.owner if self._run else None
 
     @property
+    def origin(self) -> Claim | None:
+        """Return the claim that describes what the visible text was made from, by its `plan`.
+
+        None if nothing is visible, if nobody has described it, or if the choices come from different plans.
+        """
+        origins = [text.origin for text in self._visible.values() if not text.is_empty]
+        first = origins[0] if origins else None
+        if first is None or any(origin is None or origin.plan != first.plan for origin in origins):
+            return None
+        return first
+
+    @property
     def is_ended(self) -> bool:
         """Return whether the effective end has come."""
         return self.end is not None
@@ -106,7 +79,7 @@ class StreamView:
 
     @property
     def indexes(self) -> tuple[int, ...]:
-        """Return the choices that have records."""
+        """Return the choices that have records; after a reset they are empty until they are written again."""
         return tuple(sorted(self._visible))
 
     def text(self, index: int = 0) -> str:
@@ -140,6 +113,8 @@ class StreamView:
         run = self._run
         if run is None or record.epoch != run.epoch or record.owner != run.owner:
             return self._ignore()
+        if record.claim is not None and record.claim.plan:
+            run.origin = record.claim
         match record.kind:
             case Kind.CLAIM:
                 return ()
@@ -160,6 +135,8 @@ class StreamView:
         if not self._is_next(run, record):
             return self._ignore()
         text = self._start(run, record.index, record.seq)
+        if text.is_empty:
+            text.origin = run.origin
         text.append(record)
         self._count(run, record)
         return self._surface(record.index, text, record)
@@ -181,6 +158,7 @@ class StreamView:
         if record.seq < run.num_tokens():
             return self._ignore()
         run.tokenless.clear()
+        run.origin = record.claim if record.claim is not None and record.claim.plan else None
         voided = [index for index, text in sorted(self._visible.items()) if text.text or text.token_ids]
         indexes = {0, *self._visible, *run.texts}
         run.texts = {index: ChoiceText() for index in indexes}

@@ -7,17 +7,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import InternalError
-from schemas.tokens import Epoch, Kind, TokenLogprob, TokenRecord
+from schemas.tokens import Claim, Epoch, Kind, TokenLogprob, TokenRecord
 
 
 @dataclass(slots=True)
 class ChoiceText:
-    """Text and tokens of one choice. `marks` maps each number of tokens where a record ended to its characters."""
+    """Text and tokens of one choice. `marks` maps each number of tokens where a record ended to its characters.
+
+    `origin` is the claim of the run that began the text, if that run has described it.
+    """
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     marks: dict[int, int] = field(default_factory=lambda: {0: 0})
+    origin: Claim | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.text and not self.token_ids
 
     def append(self, record: TokenRecord) -> None:
         self.text += record.text
@@ -33,7 +41,7 @@ class ChoiceText:
         length = self.marks[num_tokens]
         marks = {at: chars for at, chars in self.marks.items() if at <= num_tokens}
         logprobs = self.logprobs[:num_tokens] if len(self.logprobs) == len(self.token_ids) else []
-        return ChoiceText(self.text[:length], self.token_ids[:num_tokens], logprobs, marks)
+        return ChoiceText(self.text[:length], self.token_ids[:num_tokens], logprobs, marks, self.origin)
 
     def same_as(self, other: ChoiceText) -> bool:
         return self.text == other.text and self.token_ids == other.token_ids
@@ -47,10 +55,14 @@ class ChoiceText:
 
 @dataclass(slots=True)
 class Run:
-    """What the owner of the current claim has written: per choice its text, and the tokenless records since a token."""
+    """What the owner of the current claim has written: per choice its text, and the tokenless records since a token.
+
+    `origin` is its claim once it has described what its text is made from.
+    """
 
     epoch: Epoch
     owner: str
+    origin: Claim | None = None
     texts: dict[int, ChoiceText] = field(default_factory=dict)
     tokenless: dict[int, set[Kind]] = field(default_factory=dict)
 
@@ -60,7 +72,7 @@ class Run:
 
 @dataclass(slots=True)
 class PendingChoice:
-    """One choice: what is written (`num_tokens`, `digest`) and what waits."""
+    """One choice of a run: what is written (`num_tokens`, `digest`) and what waits."""
 
     num_tokens: int = 0
     digest: Any = field(default_factory=hashlib.sha256)

@@ -23,7 +23,8 @@ from schemas.errors import (
 )
 from schemas.tokens import TOKEN_RECORD_VERSION, Kind, See, TokenRecord
 from streams.broker import Broker, LogReader, Record, TopicPartition
-from streams.claims import Event, StreamSeen, StreamView
+from streams.claims import StreamView
+from streams.stream_events import Event, StreamSeen
 
 MAX_JUMPS = 8  # a chain of repeats is one or two long; more is a loop that someone wrote
 MAX_INDEX = 7  # n is at most 8

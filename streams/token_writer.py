@@ -12,32 +12,17 @@ import contextlib
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
-from uuid import uuid4
 
 import msgspec
 
-from schemas.codec import pack
-from schemas.envelope import CE_TYPE, TOKEN_TYPE, Headers, Reply
+from schemas.envelope import Reply
 from schemas.errors import BrokerUnavailableError, GeaError, InternalError, InvalidRequestError
-from schemas.tokens import (
-    Choice,
-    Claim,
-    End,
-    EndStatus,
-    Epoch,
-    Failure,
-    FinishReason,
-    Kind,
-    See,
-    TokenLogprob,
-    TokenRecord,
-)
+from schemas.tokens import Choice, Claim, End, EndStatus, Epoch, Kind, TokenLogprob, TokenRecord
 from streams.broker import Producer, Record
 from streams.claims import StreamView
 from streams.settings import check_range
 from streams.stream_text import PendingChoice, check_text
-
-TOKEN_HEADERS: Headers = ((CE_TYPE, TOKEN_TYPE.encode()),)
+from streams.token_record import new_owner, send_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +48,7 @@ class TokenWriter:
     """Writes the stream of one run: `append` … `end`, in an `async with`. One task calls it.
 
     A fresh run's claim rides on its first record. A take-over writes it by `claim()`, reads what stands before it and
-    passes that view to `resume()`.
+    passes that view to `resume()`. Every run says by `describe()` what its text is made from before it appends any.
     """
 
     def __init__(
@@ -83,7 +68,8 @@ class TokenWriter:
         self.num_records = 0
         self._producer = producer
         self._reply = reply
-        self._claim: Claim | None = claim
+        self._claim: Claim | None = claim  # rides on the next record
+        self._is_claimed = False
         self._limits = limits
         self._choices: dict[int, PendingChoice] = {}
         self._lock = asyncio.Lock()  # held while records are on their way
@@ -102,10 +88,14 @@ class TokenWriter:
     async def claim(self) -> int:
         """Write the claim alone and return its offset; read the stream up to there before going on."""
         self._check_open()
-        if self._claim is None:
+        if self._is_claimed:
             raise InternalError(f"request {self.request_id}: claimed already")
         async with self._lock:
             return (await self._send(self._record(Kind.CLAIM))).offset
+
+    def describe(self, claim: Claim) -> None:
+        """Say what the text from here on is made from: the claim rides, as a whole, on the next record."""
+        self._claim = claim
 
     def resume(self, view: StreamView) -> None:
         """Continue what `view` shows: the next tokens of each choice, and hashes over the whole text."""
@@ -234,7 +224,10 @@ class TokenWriter:
                     raise
 
     def _record(self, kind: Kind, **fields: Any) -> TokenRecord:
-        return TokenRecord(kind=kind, epoch=self.epoch, owner=self.owner, claim=self._claim, **fields)
+        claim = self._claim
+        if claim is not None and kind is Kind.END:  # nobody goes on with a text that has ended
+            claim = msgspec.structs.replace(claim, plan="", memory=())
+        return TokenRecord(kind=kind, epoch=self.epoch, owner=self.owner, claim=claim, **fields)
 
     async def _send(self, record: TokenRecord) -> Record:
         try:
@@ -249,7 +242,9 @@ class TokenWriter:
         except BaseException:
             self._failure = BrokerUnavailableError("a send was cut off: nobody knows whether it was written")
             raise
-        self._claim = None
+        if record.claim is not None:
+            self._claim = None
+        self._is_claimed = True
         self.num_records += 1
         return written
 
@@ -271,41 +266,3 @@ class TokenWriter:
             sha256=self._choice(0).digest.hexdigest(),
             choices=choices if len(choices) > 1 else (),
         )
-
-
-def new_owner() -> str:
-    """Return a nonce for one run."""
-    return uuid4().hex[:16]
-
-
-async def send_token(producer: Producer, reply: Reply, request_id: str, record: TokenRecord) -> Record:
-    """Write one record of a token stream. Raises BrokerUnavailableError."""
-    return await producer.send(
-        reply.topic, pack(record), key=request_id.encode(), headers=TOKEN_HEADERS, partition=reply.partition
-    )
-
-
-async def end_request(
-    producer: Producer,
-    reply: Reply,
-    request_id: str,
-    *,
-    epoch: Epoch,
-    failure: Failure | None = None,
-    end: End | None = None,
-) -> Record:
-    """End a request that has no run, in one record with its own claim: as failed for `failure`, or with a given `end`.
-
-    Raises BrokerUnavailableError: then the request has not surely ended.
-    """
-    if end is None:
-        end = End(status=EndStatus.FAILED, finish_reason=FinishReason.ERROR, failure=failure)
-    end = msgspec.structs.replace(end, num_records=1)
-    record = TokenRecord(kind=Kind.END, epoch=epoch, owner=new_owner(), claim=Claim(), end=end)
-    return await send_token(producer, reply, request_id, record)
-
-
-async def point_to(producer: Producer, reply: Reply, request_id: str, *, epoch: Epoch, see: See) -> Record:
-    """Tell the readers at `reply` where the stream of a repeated request stands. Raises BrokerUnavailableError."""
-    record = TokenRecord(kind=Kind.SEE, epoch=epoch, owner=new_owner(), see=see)
-    return await send_token(producer, reply, request_id, record)

@@ -28,7 +28,8 @@ from streams import ClientSettings, GeaClient
 from streams.broker import Producer, Record, TopicPartition
 from streams.memory import MemoryBroker
 from streams.routing import murmur2_partition
-from streams.token_writer import TokenWriter, end_request
+from streams.token_record import end_request
+from streams.token_writer import TokenWriter
 from streams.topics import REQUESTS, TOKENS
 from tests.streams.token_fakes import COMPLETED, broker_with_topics
 

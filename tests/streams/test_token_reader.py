@@ -19,11 +19,12 @@ from schemas.errors import (
 )
 from schemas.tokens import Claim, End, EndStatus, Epoch, FinishReason, Kind, See, TokenRecord
 from streams.broker import Record, TopicPartition
-from streams.claims import Event, StreamEnded, TextAppended
 from streams.memory import MemoryBroker
+from streams.stream_events import Event, StreamEnded, TextAppended
 from streams.stream_hub import StreamHub
 from streams.token_reader import StreamReader, decode_token, read_stream, read_view
-from streams.token_writer import TokenWriter, point_to, send_token
+from streams.token_record import point_to, send_token
+from streams.token_writer import TokenWriter
 from streams.topics import TOKENS
 from tests.streams.token_fakes import COMPLETED, REPLY, broker_with_topics, until
 

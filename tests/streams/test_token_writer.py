@@ -15,7 +15,8 @@ from streams.broker import Record
 from streams.claims import StreamView
 from streams.memory import MemoryBroker
 from streams.token_reader import read_view
-from streams.token_writer import TOKEN_HEADERS, TokenWriter, WriterLimits, end_request, point_to
+from streams.token_record import TOKEN_HEADERS, end_request, point_to
+from streams.token_writer import TokenWriter, WriterLimits
 from streams.topics import TOKENS
 from tests.streams.token_fakes import COMPLETED, REPLY, GatedProducer, broker_with_topics, tokens_of, until
 
@@ -147,6 +148,35 @@ async def test_a_reset_voids_pending_text_and_starts_the_count_again() -> None:
         await writer.end(COMPLETED)
     view = await view_of(broker)
     assert (view.text(), view.usage.completion_tokens) == ("right", 1)
+
+
+async def test_what_a_text_is_made_from_rides_on_its_first_record_and_on_the_first_after_a_reset() -> None:
+    broker = await broker_with_topics()
+    made_from = Claim(model="m", plan="p", memory=(("q", "a"),))
+    async with await writer_on(broker) as writer:
+        await writer.claim()
+        with pytest.raises(InternalError):
+            await writer.claim()
+        writer.describe(made_from)
+        await writer.append(0, "a", (1,))
+        await broker.until(lambda: len(tokens_of(broker, "r1")) == 2)
+        await writer.reset()
+        again = msgspec.structs.replace(made_from, plan="other")
+        writer.describe(again)
+        await writer.append(0, "b", (2,))
+        await broker.until(lambda: len(tokens_of(broker, "r1")) == 4)
+        assert (await view_of(broker)).origin == again
+        await writer.end(COMPLETED)
+    claims = [record.claim for record in tokens_of(broker, "r1")]
+    assert claims == [Claim(model="m"), made_from, None, again, None]
+
+
+async def test_an_end_tells_nobody_how_to_continue() -> None:
+    broker = await broker_with_topics()
+    async with await writer_on(broker) as writer:
+        writer.describe(Claim(model="m", plan="p", memory=(("q", "a"),)))
+        await writer.end(COMPLETED)
+    assert [record.claim for record in tokens_of(broker, "r1")] == [Claim(model="m")]
 
 
 async def test_tokens_gather_while_a_send_is_on_its_way_and_append_waits_when_too_many_do() -> None:
