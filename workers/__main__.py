@@ -19,6 +19,8 @@ import structlog
 
 from schemas.errors import ConfigError, GeaError
 from schemas.worker import Pool
+from streams.cancellations import Cancellations
+from streams.control_follower import ControlFollower
 from streams.settings import ConsumerLimits
 from streams.telemetry import Metrics, configure_logging, serve_metrics
 from workers.build import HandlerBuilder, Loader, build_handler, preload
@@ -26,6 +28,8 @@ from workers.connect import await_topics, consumer_limits, direct_limits, kafka_
 from workers.outbox import Outbox
 from workers.runtime import Worker, default_worker_id
 from workers.settings import Settings, load_settings
+
+CATCH_UP_S = 10.0  # a worker that cannot read what was cancelled works all the same
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +78,8 @@ async def _run(
             num_token_partitions = await await_topics(broker)
             producer = await start_producer(broker)
             stack.push_async_callback(producer.close)
+            cancellations = Cancellations(max_age_s=settings.router.max_deadline_s)
+            control = await stack.enter_async_context(ControlFollower(broker, cancellations))
             await loading
             outbox = Outbox(
                 producer,
@@ -81,9 +87,11 @@ async def _run(
                 num_token_partitions=num_token_partitions,
                 metrics=_metrics(settings, pool, colour, stack),
             )
+            handler = await build(pool, settings, broker, outbox, stack, colour=colour, cancellations=cancellations)
+            await control.catch_up(CATCH_UP_S)
             worker = Worker(
                 broker,
-                await build(pool, settings, broker, outbox, stack, colour=colour),
+                handler,
                 outbox,
                 worker_id=worker_id,
                 colour=colour,

@@ -1,7 +1,8 @@
 """Runs an annotator (intent, retrieval): decode → annotate → forward → acknowledge.
 
-A batch that fails is tried request by request; a request that fails alone goes on without the annotation, so that the
-person still gets an answer.
+A batch that fails is tried request by request; a request that fails alone, or waits for half of the time that it has
+left, goes on without the annotation, so that the person still gets an answer. One that nobody waits for any more ends
+at once, whatever its batch does.
 """
 
 from __future__ import annotations
@@ -12,12 +13,19 @@ from collections.abc import Sequence
 import structlog
 
 from schemas.envelope import RoutedRequest
-from schemas.errors import InvalidRequestError
+from schemas.errors import DeadlineExceededError, InvalidRequestError, RequestCancelledError, UnavailableError
 from schemas.worker import Pool
+from streams.cancellations import Cancellations
 from streams.delivery import Delivery
-from workers.handler import decode_batch, refusal_epoch
+from streams.telemetry import bind_request
+from workers.handler import decode_batch, end_early, gather_all
 from workers.outbox import Outbox
 from workers.stage import Annotator, StageSnapshot
+from workers.wanted import seconds_left, while_wanted
+
+PATIENCE = 0.5  # share of a request's time that one stage may take before the others do without it
+
+Annotating = asyncio.Task[Sequence[RoutedRequest]]
 
 log = structlog.get_logger(__name__)
 
@@ -25,9 +33,10 @@ log = structlog.get_logger(__name__)
 class AnnotatingHandler:
     """A `Handler` around an `Annotator`."""
 
-    def __init__(self, annotator: Annotator, outbox: Outbox) -> None:
+    def __init__(self, annotator: Annotator, outbox: Outbox, *, cancellations: Cancellations | None = None) -> None:
         self._annotator = annotator
         self._outbox = outbox
+        self._cancellations = cancellations or Cancellations()
 
     @property
     def pool(self) -> Pool:
@@ -40,16 +49,16 @@ class AnnotatingHandler:
 
     async def handle(self, batch: Sequence[Delivery]) -> None:
         """Annotate and forward a batch."""
-        decoded = await decode_batch(self._outbox, batch)
+        decoded = await decode_batch(self._outbox, batch, self._cancellations)
         if not decoded:
             return
-        annotated = await self._annotate([routed for _, routed in decoded])
-        await asyncio.gather(
-            *(
-                self._forward(delivery, before, after)
-                for (delivery, before), after in zip(decoded, annotated, strict=True)
-            )
-        )
+        requests = [routed for _, routed in decoded]
+        annotating = asyncio.create_task(self._annotate(requests))
+        try:
+            await self._finish_all(decoded, annotating)
+        finally:  # an annotation that nobody waits for any more is given up
+            annotating.cancel()
+            await asyncio.gather(annotating, return_exceptions=True)
 
     def snapshot(self) -> StageSnapshot:
         """Return what the annotator tells about itself."""
@@ -59,18 +68,46 @@ class AnnotatingHandler:
         """Stop the annotator."""
         await self._annotator.stop()
 
-    async def _forward(self, delivery: Delivery, before: RoutedRequest, after: RoutedRequest) -> None:
-        """Hand a request on; without the annotation if it is too large with it, and else it ends here."""
+    async def _finish_all(self, decoded: Sequence[tuple[Delivery, RoutedRequest]], annotating: Annotating) -> None:
+        tasks = [
+            asyncio.create_task(self._finish(delivery, routed, annotating, place))
+            for place, (delivery, routed) in enumerate(decoded)
+        ]
         try:
+            await gather_all(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finish(self, delivery: Delivery, before: RoutedRequest, annotating: Annotating, place: int) -> None:
+        """Bring one request of a batch on its way, or to its end."""
+        with bind_request(before.request_id, traceparent=before.traceparent):
             try:
-                await self._outbox.forward(after)
-            except InvalidRequestError as error:
-                log.warning("annotation_dropped", request_id=before.request_id, reason=error.message)
-                await self._outbox.forward(self._annotator.give_up(before, error))
+                await self._forward(before, await self._annotated(before, annotating, place))
+            except (RequestCancelledError, DeadlineExceededError, InvalidRequestError) as error:
+                await end_early(self._outbox, delivery, before, error)
+            else:
+                delivery.done()
+
+    async def _annotated(self, before: RoutedRequest, annotating: Annotating, place: int) -> RoutedRequest:
+        timeout_s = PATIENCE * seconds_left(before)
+        try:
+            return (await while_wanted(annotating, before, self._cancellations, timeout_s=timeout_s))[place]
+        except TimeoutError as late:
+            log.warning("annotation_late", pool=self.pool, waited_s=round(timeout_s, 3))
+            return self._annotator.give_up(before, UnavailableError(f"{self.pool}: {late}"))
+
+    async def _forward(self, before: RoutedRequest, after: RoutedRequest) -> None:
+        """Hand a request on; without the annotation if it is too large with it.
+
+        Raises InvalidRequestError if it is too large without it too.
+        """
+        try:
+            await self._outbox.forward(after)
         except InvalidRequestError as error:
-            epoch = refusal_epoch(delivery)
-            await self._outbox.end(before.reply, before.request_id, error, epoch=epoch)
-        delivery.done()
+            log.warning("annotation_dropped", request_id=before.request_id, reason=error.message)
+            await self._outbox.forward(self._annotator.give_up(before, error))
 
     async def _annotate(self, batch: Sequence[RoutedRequest]) -> Sequence[RoutedRequest]:
         try:

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 from schemas.errors import ConfigError
 from schemas.worker import Pool
 from streams.broker import Broker
+from streams.cancellations import Cancellations
 from streams.directory import Directory
 from streams.session import SessionLimits, SessionStore
 from streams.store import RedisStore
@@ -37,7 +38,15 @@ class HandlerBuilder(Protocol):
     """Makes the handler of a pool: `build_handler`, or another one for a bench."""
 
     async def __call__(
-        self, pool: Pool, settings: Settings, broker: Broker, outbox: Outbox, stack: AsyncExitStack, *, colour: str
+        self,
+        pool: Pool,
+        settings: Settings,
+        broker: Broker,
+        outbox: Outbox,
+        stack: AsyncExitStack,
+        *,
+        colour: str,
+        cancellations: Cancellations,
     ) -> Handler: ...
 
 
@@ -52,21 +61,30 @@ def preload(pool: Pool, settings: Settings) -> None:
 
 
 async def build_handler(
-    pool: Pool, settings: Settings, broker: Broker, outbox: Outbox, stack: AsyncExitStack, *, colour: str
+    pool: Pool,
+    settings: Settings,
+    broker: Broker,
+    outbox: Outbox,
+    stack: AsyncExitStack,
+    *,
+    colour: str,
+    cancellations: Cancellations,
 ) -> Handler:
     """Make the handler of a pool; what it holds open is closed by `stack`. Raises ConfigError."""
     match pool:
         case Pool.ROUTER:
-            return await _router(settings, broker, outbox, stack)
+            return await _router(settings, broker, outbox, stack, cancellations)
         case Pool.INTENT:
-            return _intent(settings, outbox)
+            return _intent(settings, outbox, cancellations)
         case Pool.RETRIEVAL:
-            return _retrieval(settings, broker, outbox)
+            return _retrieval(settings, broker, outbox, cancellations)
         case Pool.GENERATION:
             return await _generation(settings, broker, outbox, stack, colour)
 
 
-async def _router(settings: Settings, broker: Broker, outbox: Outbox, stack: AsyncExitStack) -> Handler:
+async def _router(
+    settings: Settings, broker: Broker, outbox: Outbox, stack: AsyncExitStack, cancellations: Cancellations
+) -> Handler:
     num_partitions = {TOKENS: outbox.num_token_partitions}
     for topic in settings.router.reply_topics:
         if not topic.startswith(f"{TOKENS}."):
@@ -82,13 +100,19 @@ async def _router(settings: Settings, broker: Broker, outbox: Outbox, stack: Asy
         max_deadline_ms=int(settings.router.max_deadline_s * 1000),
         num_token_partitions=num_partitions,
     )
-    mover = RetryMover(broker, outbox, member=outbox.worker_id, max_in_flight=settings.retry.max_in_flight)
+    mover = RetryMover(
+        broker,
+        outbox,
+        member=outbox.worker_id,
+        max_in_flight=settings.retry.max_in_flight,
+        cancellations=cancellations,
+    )
     return RouterHandler(
         broker, outbox, await _sessions(settings, stack), Directory(broker), limits=limits, mover=mover
     )
 
 
-def _intent(settings: Settings, outbox: Outbox) -> Handler:
+def _intent(settings: Settings, outbox: Outbox, cancellations: Cancellations) -> Handler:
     from workers.intent.stage import IntentStage
 
     stage = IntentStage(
@@ -97,10 +121,10 @@ def _intent(settings: Settings, outbox: Outbox) -> Handler:
         intents=_path("intent.intents", settings.intent.intents),
         threads=settings.resources.intent_service.cpu_limit,
     )
-    return AnnotatingHandler(stage, outbox)
+    return AnnotatingHandler(stage, outbox, cancellations=cancellations)
 
 
-def _retrieval(settings: Settings, broker: Broker, outbox: Outbox) -> Handler:
+def _retrieval(settings: Settings, broker: Broker, outbox: Outbox, cancellations: Cancellations) -> Handler:
     from workers.retrieval.stage import RetrievalStage
 
     stage = RetrievalStage(
@@ -110,7 +134,7 @@ def _retrieval(settings: Settings, broker: Broker, outbox: Outbox) -> Handler:
         num_passages=settings.retrieval.num_passages,
         threads=settings.resources.retrieval_service.cpu_limit,
     )
-    return AnnotatingHandler(stage, outbox)
+    return AnnotatingHandler(stage, outbox, cancellations=cancellations)
 
 
 async def _generation(

@@ -8,16 +8,25 @@ from typing import Protocol
 
 from schemas.codec import unpack
 from schemas.envelope import REQUEST_ID, ROUTED_TYPE, RoutedRequest, check_type, header
-from schemas.errors import ConfigError, DeadlineExceededError, DecodeError, GeaError, InvalidRequestError
+from schemas.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    DecodeError,
+    GeaError,
+    InvalidRequestError,
+    RequestCancelledError,
+)
 from schemas.request import ID_PATTERN, check_id
 from schemas.tokens import Epoch
 from schemas.worker import Pool
 from streams.broker import Record
-from streams.clock import now_ms
+from streams.cancellations import Cancellations
 from streams.delivery import Delivery
 from streams.topics import pool_topic
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
+from workers.wanted import check_deadline as check_deadline  # for those who take single records
+from workers.wanted import check_wanted
 
 REFUSAL_HOP = -1
 
@@ -60,13 +69,6 @@ def decode_routed(record: Record) -> RoutedRequest:
     return routed
 
 
-def check_deadline(routed: RoutedRequest) -> None:
-    """Raise DeadlineExceededError if the request's time is over."""
-    late_ms = now_ms() - routed.deadline_ms
-    if late_ms >= 0:
-        raise DeadlineExceededError(f"deadline_ms: passed {late_ms} ms ago", field="deadline_ms")
-
-
 def epoch_of(delivery: Delivery, hop: int) -> Epoch:
     """Return the epoch of a run of generation on a delivery."""
     return Epoch(hop, delivery.generation)
@@ -98,8 +100,10 @@ def request_id_of(record: Record) -> str | None:
     return request_id if request_id is not None and ID_PATTERN.fullmatch(request_id) else None
 
 
-async def decode_batch(outbox: Outbox, batch: Sequence[Delivery]) -> list[tuple[Delivery, RoutedRequest]]:
-    """Decode a batch on its way to generation; what is undecodable or late is refused and left out."""
+async def decode_batch(
+    outbox: Outbox, batch: Sequence[Delivery], cancellations: Cancellations
+) -> list[tuple[Delivery, RoutedRequest]]:
+    """Decode a batch on its way to generation; what is undecodable, cancelled or late is ended and left out."""
     decoded: list[tuple[Delivery, RoutedRequest]] = []
     for delivery in batch:
         try:
@@ -108,13 +112,18 @@ async def decode_batch(outbox: Outbox, batch: Sequence[Delivery]) -> list[tuple[
             await refuse_record(outbox, delivery, error)
             continue
         try:
-            check_deadline(routed)
-        except DeadlineExceededError as error:
-            await outbox.end(routed.reply, routed.request_id, error, epoch=refusal_epoch(delivery))
-            delivery.done()
+            check_wanted(routed, cancellations)
+        except (RequestCancelledError, DeadlineExceededError) as error:
+            await end_early(outbox, delivery, routed, error)
             continue
         decoded.append((delivery, routed))
     return decoded
+
+
+async def end_early(outbox: Outbox, delivery: Delivery, routed: RoutedRequest, error: GeaError) -> None:
+    """End a request on its way to generation, and acknowledge it."""
+    await outbox.end(routed.reply, routed.request_id, error, epoch=refusal_epoch(delivery))
+    delivery.done()
 
 
 async def gather_all(*work: asyncio.Task[None]) -> None:
