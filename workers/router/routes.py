@@ -1,6 +1,7 @@
 """Which colour a request goes to: route tables from the compacted topic of routes, and the split by hash.
 
-Without a table everything goes to the first colour.
+Without a table everything goes to the first colour. The invariant: a table is used only once the topics of all colours
+that it gives work to have been seen; until then requests go on by the last one that works.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ import structlog
 
 from schemas.codec import unpack
 from schemas.envelope import ROUTES_TYPE, check_type
-from schemas.errors import ConfigError, DecodeError, InvalidRequestError, StreamExpiredError, UnavailableError
+from schemas.errors import ConfigError, DecodeError, InvalidRequestError, UnavailableError
 from schemas.worker import Pool, RouteStamp, RouteTable
-from streams.broker import Broker, Record, TopicPartition
+from streams.broker import Broker, Record
+from streams.follower import TopicFollower
 from streams.topics import ROUTES, pool_topic
 
 FULL_WEIGHT = 10_000
 FIRST_COLOUR = "blue"
-RETRY_S = 1.0
-POLL_MS = 500
+RECHECK_S = 2.0  # between looks for a topic that is missing
 
 log = structlog.get_logger(__name__)
 
 
 def choose_colour(weights: Mapping[str, int], key: str, salt: str) -> str:
     """Return the colour of a key. The same key and salt always give the same colour, whatever the partitioner does."""
-    point = int.from_bytes(hashlib.sha256(f"{salt}|{key}".encode()).digest()[:8], "big") % FULL_WEIGHT
+    point = int.from_bytes(hashlib.sha256(f"{salt}|{key}".encode()).digest()[:8], "big") % sum(weights.values())
     upper = 0
     for colour, weight in sorted(weights.items()):
         upper += weight
         if point < upper:
             return colour
-    raise AssertionError("weights add up to less than the whole")
+    raise AssertionError("the point lies below the sum")
 
 
 def check_table(table: RouteTable) -> None:
@@ -49,13 +50,16 @@ def check_table(table: RouteTable) -> None:
 
 
 class RouteBook:
-    """The newest route table of each pool."""
+    """The route tables: those in use, and newer ones whose topics have not been seen yet."""
 
     def __init__(self) -> None:
         self.tables: dict[Pool, RouteTable] = {}
+        self.offered: dict[Pool, RouteTable] = {}
+        self.news = asyncio.Event()
+        self._refused: dict[Pool, int] = {}
 
-    def take(self, record: Record) -> None:
-        """Apply a record of the topic of routes; older versions and what is no table are ignored."""
+    def take(self, record: Record, *, is_live: bool = False) -> None:
+        """Read a record of the topic of routes; older versions and what is no table are ignored."""
         if record.value is None:
             return
         try:
@@ -65,9 +69,27 @@ class RouteBook:
         except (DecodeError, InvalidRequestError) as error:
             log.warning("route_table_ignored", offset=record.offset, reason=error.message)
             return
-        known = self.tables.get(table.pool)
-        if known is None or table.version > known.version:
-            self.tables[table.pool] = table
+        if all(table.version > known.version for known in self._known(table.pool)):
+            self.offered[table.pool] = table
+            self.news.set()
+
+    def settle(self, pool: Pool, missing: frozenset[str]) -> None:
+        """Use the offered table of a pool unless topics of colours are `missing`.
+
+        Where no table is in use yet, the colours that are there share the work, or the first one takes it.
+        """
+        table = self.offered[pool]
+        if not missing:
+            del self.offered[pool]
+            self.tables[pool] = table
+            return
+        if self._refused.get(pool) != table.version:
+            self._refused[pool] = table.version
+            topics = [pool_topic(pool, colour) for colour in sorted(missing)]
+            log.error("route_table_without_topic", pool=pool, version=table.version, topics=topics)
+        weights = {colour: weight for colour, weight in table.weights.items() if weight and colour not in missing}
+        if pool not in self.tables and weights:
+            self.tables[pool] = RouteTable(pool=pool, version=0, weights=weights)
 
     def stamp(self, key: str) -> RouteStamp:
         """Return the colours for a session or a request without one."""
@@ -75,35 +97,59 @@ class RouteBook:
         version = max((table.version for table in self.tables.values()), default=0)
         return RouteStamp(version=version, **{pool.value: colour for pool, colour in colours.items()})
 
+    def _known(self, pool: Pool) -> tuple[RouteTable, ...]:
+        return tuple(tables[pool] for tables in (self.tables, self.offered) if pool in tables)
+
     def _colour(self, pool: Pool, key: str) -> str:
         table = self.tables.get(pool)
         return choose_colour(table.weights, key, f"{pool}|{table.version}") if table else FIRST_COLOUR
 
 
-async def follow_routes(broker: Broker, book: RouteBook, caught_up: asyncio.Event) -> None:
-    """Keep `book` up to date for ever; sets `caught_up` when all records of the start are in."""
-    while True:
-        try:
-            places = [TopicPartition(ROUTES, p) for p in range(await broker.partitions(ROUTES))]
-            reader = await broker.reader(dict.fromkeys(places))
-        except UnavailableError as error:
-            log.warning("routes_unavailable", reason=error.message)
-            await asyncio.sleep(RETRY_S)
-            continue
-        try:
-            ends = await reader.end_offsets()
-            for place, begin in (await reader.begin_offsets()).items():
-                reader.seek(place, begin)
-            while True:
-                if all(reader.position(place) >= end for place, end in ends.items()):
-                    caught_up.set()
-                records = await reader.poll(timeout_ms=POLL_MS)
-                for record in records:
-                    book.take(record)
-                if not records:
-                    caught_up.set()  # compaction may have removed the last ones
-        except (UnavailableError, StreamExpiredError) as error:
-            log.warning("routes_unavailable", reason=error.message)
-            await asyncio.sleep(RETRY_S)
-        finally:
-            await reader.close()
+class RouteFollower:
+    """Keeps a book up to date: reads the topic, and looks whether the topics that a table names are there."""
+
+    def __init__(self, broker: Broker, book: RouteBook, *, recheck_s: float = RECHECK_S) -> None:
+        self._broker = broker
+        self._book = book
+        self._recheck_s = recheck_s
+        self._follower = TopicFollower(broker, ROUTES, book.take)
+        self._checking: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Read what the topic holds, however long the broker stays away, and go on in the background."""
+        self._follower.start_soon()
+        await self._follower.caught_up.wait()
+        await self._check()
+        self._checking = asyncio.create_task(self._check_forever())
+
+    async def close(self) -> None:
+        """Stop. Idempotent."""
+        task, self._checking = self._checking, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._follower.close()
+
+    async def _check_forever(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self._recheck_s if self._book.offered else None):
+                    await self._book.news.wait()
+            except TimeoutError:
+                pass
+            await self._check()
+
+    async def _check(self) -> None:
+        self._book.news.clear()
+        for pool, table in list(self._book.offered.items()):
+            try:
+                missing = await self._missing(table)
+            except UnavailableError as error:
+                log.warning("routes_unchecked", pool=pool, reason=error.message)
+                continue
+            if self._book.offered.get(pool) is table:
+                self._book.settle(pool, missing)
+
+    async def _missing(self, table: RouteTable) -> frozenset[str]:
+        named = [colour for colour, weight in table.weights.items() if weight]
+        return frozenset([c for c in named if not await self._broker.partitions(pool_topic(table.pool, c))])

@@ -35,7 +35,7 @@ from workers.handler import refusal_epoch, refuse_record, request_id_of
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits, check_load, deadline_of, load_of, read_request, reply_of, stamp
 from workers.router.retry_mover import RetryMover
-from workers.router.routes import RouteBook, follow_routes
+from workers.router.routes import RouteBook, RouteFollower
 from workers.router.stream_ends import StreamEnds
 from workers.stage import StageSnapshot
 
@@ -55,7 +55,6 @@ class RouterHandler:
         limits: DoorLimits,
         mover: RetryMover | None = None,
     ) -> None:
-        self._broker = broker
         self._outbox = outbox
         self._sessions = sessions
         self._directory = directory
@@ -63,7 +62,7 @@ class RouterHandler:
         self._book = RouteBook()
         self._ends = StreamEnds(broker, limits.num_token_partitions)
         self._mover = mover
-        self._following: asyncio.Task[None] | None = None
+        self._routes = RouteFollower(broker, self._book)
 
     @property
     def pool(self) -> Pool:
@@ -72,17 +71,9 @@ class RouterHandler:
 
     async def start(self) -> None:
         """Read the route tables, the directory of workers and the ends of the token topics."""
-        caught_up = asyncio.Event()
-        self._following = asyncio.create_task(follow_routes(self._broker, self._book, caught_up))
+        await self._routes.start()
         await self._directory.start()
         await self._ends.start()
-        reading = asyncio.create_task(caught_up.wait())
-        try:
-            await asyncio.wait((reading, self._following), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            reading.cancel()
-        if self._following.done():
-            self._following.result()
         if self._mover is not None:
             await self._mover.start()
 
@@ -98,9 +89,7 @@ class RouterHandler:
         """Stop following, and leave waiting retries to the next router. Idempotent."""
         if self._mover is not None:
             await self._mover.stop()
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await self._routes.close()
         await self._ends.close()
         await self._directory.close()
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from schemas.codec import pack
 from schemas.errors import InvalidRequestError
 from schemas.worker import Pool, RouteTable
 from streams.memory import MemoryBroker
 from streams.topics import ROUTES, topic_specs
-from workers.router.routes import FULL_WEIGHT, RouteBook, check_table, choose_colour, follow_routes
+from tests.streams.token_fakes import until
+from workers.router.routes import FULL_WEIGHT, RouteBook, RouteFollower, check_table, choose_colour
 
 
 def test_everything_goes_to_the_first_colour_without_a_table() -> None:
@@ -43,37 +47,86 @@ def test_table_that_is_not_whole_is_refused(weights: dict[str, int]) -> None:
         check_table(RouteTable(pool=Pool.GENERATION, version=1, weights=weights))
 
 
+@asynccontextmanager
+async def following(broker: MemoryBroker) -> AsyncIterator[RouteBook]:
+    book = RouteBook()
+    follower = RouteFollower(broker, book, recheck_s=0.01)
+    async with asyncio.timeout(5):
+        await follower.start()
+        try:
+            yield book
+        finally:
+            await follower.close()
+            await follower.close()
+
+
+def offer(
+    broker: MemoryBroker, version: int, weights: dict[str, int] | None = None, *, pool: Pool = Pool.GENERATION
+) -> None:
+    table = RouteTable(pool=pool, version=version, weights=weights or {"blue": FULL_WEIGHT})
+    broker.append(ROUTES, pack(table), pool.value.encode(), (), 0)
+
+
 async def test_book_follows_the_topic_and_ignores_older_versions_and_rubbish() -> None:
-    broker, book, caught_up = MemoryBroker(), RouteBook(), asyncio.Event()
-    await broker.create_topics(topic_specs(1))
-    producer = await broker.producer()
-    for version, colour in ((2, "green"), (1, "blue")):
-        table = RouteTable(pool=Pool.GENERATION, version=version, weights={colour: FULL_WEIGHT})
-        await producer.send(ROUTES, pack(table), key=b"generation", partition=0)
-    await producer.send(ROUTES, b"\xc1", key=b"generation", partition=0)
-    await producer.send(ROUTES, None, key=b"generation", partition=0)
-    following = asyncio.create_task(follow_routes(broker, book, caught_up))
-    await caught_up.wait()
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
-    route = book.stamp("s-1")
-    assert (route.generation, route.intent, route.version) == ("green", "blue", 2)
+    broker = MemoryBroker()
+    await broker.create_topics(topic_specs(1, colours=("blue", "green")))
+    offer(broker, 2, {"green": FULL_WEIGHT})
+    offer(broker, 1)
+    broker.append(ROUTES, b"\xc1", b"generation", (), 0)
+    broker.append(ROUTES, None, b"generation", (), 0)
+    async with following(broker) as book:
+        route = book.stamp("s-1")
+        assert (route.generation, route.intent, route.version) == ("green", "blue", 2)
+        offer(broker, 3)
+        await until(lambda: book.stamp("s-1").version == 3)
+    assert len(asyncio.all_tasks()) == 1
 
 
 async def test_reading_catches_up_where_the_first_tables_have_left_the_topic() -> None:
     broker = MemoryBroker()
     await broker.create_topics(topic_specs(1))
-    producer = await broker.producer()
     for version in (1, 2):
-        table = RouteTable(pool=Pool.INTENT, version=version, weights={"blue": 10_000})
-        await producer.send(ROUTES, pack(table), key=b"intent")
+        offer(broker, version, pool=Pool.INTENT)
     broker.expire(ROUTES, 0, before=1)
-    book, caught_up = RouteBook(), asyncio.Event()
-    following = asyncio.create_task(follow_routes(broker, book, caught_up))
-    async with asyncio.timeout(5):
-        await caught_up.wait()
-    following.cancel()
-    assert book.tables[Pool.INTENT].version == 2
+    async with following(broker) as book:
+        assert book.tables[Pool.INTENT].version == 2
+
+
+async def test_a_table_is_used_once_the_topics_of_its_colours_are_there() -> None:
+    broker = MemoryBroker()
+    await broker.create_topics(topic_specs(1))
+    offer(broker, 1)
+    async with following(broker) as book:
+        with capture_logs() as logs:
+            offer(broker, 2, {"green": FULL_WEIGHT})
+            await until(lambda: any(entry["event"] == "route_table_without_topic" for entry in logs))
+        assert logs[0]["topics"] == ["gea.generation.green"]
+        assert (book.stamp("s-1").generation, book.stamp("s-1").version) == ("blue", 1)
+        await broker.create_topics(topic_specs(1, colours=("green",)))
+        async with asyncio.timeout(5):
+            await until(lambda: book.stamp("s-1").version == 2)
+        assert book.stamp("s-1").generation == "green"
+
+
+async def test_a_table_that_gives_a_missing_colour_nothing_is_used() -> None:
+    broker = MemoryBroker()
+    await broker.create_topics(topic_specs(1))
+    offer(broker, 4, {"blue": FULL_WEIGHT, "green": 0})
+    async with following(broker) as book:
+        assert book.stamp("s-1").version == 4
+
+
+@pytest.mark.parametrize("weights", [{"blue": 1_000, "green": 9_000}, {"green": FULL_WEIGHT}])
+async def test_a_router_that_starts_with_a_missing_colour_gives_the_work_to_those_that_are_there(
+    weights: dict[str, int],
+) -> None:
+    broker = MemoryBroker()
+    await broker.create_topics(topic_specs(1))
+    offer(broker, 7, weights)
+    async with following(broker) as book:
+        assert {book.stamp(f"s-{n}").generation for n in range(50)} == {"blue"}
+        await broker.create_topics(topic_specs(1, colours=("green",)))
+        await until(lambda: book.stamp("s-1").version == 7)
 
 
 def test_a_table_with_a_colour_that_can_be_no_topic_is_refused() -> None:
