@@ -5,7 +5,8 @@ The client for applications is here; the rest is imported from its modules.
 
 from schemas.request import Message, Role
 from streams.answer import Answer, Chunk, ChunkStream, StreamPosition
-from streams.client import ClientSettings, GeaClient, RequestOptions
+from streams.client import GeaClient
+from streams.client_options import ClientSettings, RequestOptions
 from streams.settings import BrokerSettings, Security, Tls
 
 __all__ = [

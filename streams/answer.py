@@ -5,13 +5,20 @@ Knows the events of a stream, not how the request was sent.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from schemas.errors import RequestFailedError, ResponseTimeoutError, StreamError, StreamExpiredError
+from schemas.errors import (
+    BrokerUnavailableError,
+    RequestFailedError,
+    ResponseTimeoutError,
+    StreamError,
+    StreamExpiredError,
+)
 from schemas.tokens import End, EndStatus, TokenLogprob
 from streams.stream_events import Event, StreamEnded, StreamReset, StreamSeen, TextAppended, TextRetracted
 from streams.token_reader import StreamReader
@@ -67,15 +74,28 @@ class ChunkStream:
     """The chunks of one request: `async for chunk in stream`, once. The request is sent when the first is asked for.
 
     Raises ResponseTimeoutError, StreamGapError, StreamExpiredError, BrokerUnavailableError, InvalidRequestError; a
-    request that failed does not raise: the last chunk carries its end.
+    request that failed or was cancelled does not raise: the last chunk carries its end.
+
+    `keep_alive` runs from there until the stream is closed or dropped, `cancel` when it is left before its end.
     """
 
-    def __init__(self, request_id: str, open_: Callable[[], Awaitable[OpenStream]], timeout_s: float) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        open_: Callable[[], Awaitable[OpenStream]],
+        timeout_s: float,
+        *,
+        keep_alive: Callable[[], Coroutine[None, None, None]] | None = None,
+        cancel: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.request_id = request_id
         self.position: StreamPosition | None = None
         """Where the stream begins; known once the request is sent."""
         self._open = open_
         self._timeout_s = timeout_s
+        self._keep_alive = keep_alive
+        self._cancel = cancel
+        self._may_run = False
         self._texts: tuple[str, ...] = ()
         self._end: End | None = None
         self._chunks = self._read()
@@ -87,8 +107,15 @@ class ChunkStream:
         return await self._chunks.__anext__()
 
     async def aclose(self) -> None:
-        """Stop reading; the request itself goes on. Idempotent."""
+        """Stop reading; the request itself goes on, unless it was asked for with `cancel_on_close`. Idempotent."""
         await self._chunks.aclose()
+        cancel, self._cancel = self._cancel, None
+        if cancel is None or not self._may_run or self._end is not None:
+            return
+        try:
+            await cancel()
+        except BrokerUnavailableError as error:  # who leaves cannot do anything about it
+            _warn("request not cancelled", request_id=self.request_id, error=error.message)
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,6 +128,7 @@ class ChunkStream:
     async def answer(self) -> Answer:
         """Read to the end and return the answer. Raises RequestFailedError if the request ended as failed.
 
+        A request that was cancelled has not failed: the answer has the text so far and `end.status` CANCELLED.
         Raises StreamError for a stream that was closed before.
         """
         async for _ in self:
@@ -123,9 +151,15 @@ class ChunkStream:
 
     async def _read(self) -> AsyncGenerator[Chunk, None]:
         deadline = time.monotonic() + self._timeout_s
-        opened = await self._open()
+        try:
+            opened = await self._open()
+        except asyncio.CancelledError:
+            self._may_run = True
+            raise
+        self._may_run = True
         reader, self.position = opened.reader, opened.position
         until = opened.scan_until
+        speaking = asyncio.create_task(self._keep_alive()) if self._keep_alive is not None else None
         try:
             while not reader.view.is_ended:
                 events = await reader.next_events(max(0.0, deadline - time.monotonic()), until=until)
@@ -140,6 +174,9 @@ class ChunkStream:
                 if not events and time.monotonic() >= deadline:
                     raise self._timeout(reader)
         finally:
+            if speaking is not None:
+                speaking.cancel()
+                await asyncio.gather(speaking, return_exceptions=True)
             await reader.close()
 
     def _check_start(self, reader: StreamReader) -> None:
@@ -168,3 +205,9 @@ def _chunk(event: Event) -> Chunk:
             return Chunk(end=event.end)
         case StreamSeen():
             raise AssertionError("a reader follows it")
+
+
+def _warn(event: str, **fields: str) -> None:
+    import structlog  # here, because it would double the time to import the client
+
+    structlog.get_logger(__name__).warning(event, **fields)
