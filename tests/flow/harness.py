@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from schemas.retrieval import Passage, RetrievalResult
 from schemas.tokens import TokenRecord
 from schemas.worker import Pool
 from streams.broker import Broker
+from streams.cancellations import Cancellations
 from streams.client import ClientSettings, GeaClient
+from streams.control_follower import ControlFollower
 from streams.directory import Directory
 from streams.memory import MemoryBroker
 from streams.memory_store import MemoryStore
@@ -107,6 +110,8 @@ class RunningWorker:
     task: asyncio.Task[None]
     stop: asyncio.Event
     handler: Handler
+    cancellations: Cancellations
+    control: ControlFollower
 
 
 class Installation:
@@ -120,13 +125,19 @@ class Installation:
         self.intent = FixedAnnotator(Pool.INTENT, with_intent)
         self.retrieval = FixedAnnotator(Pool.RETRIEVAL, with_passage)
         self.limits = LIMITS
+        self.clock: Callable[[], float] = time.monotonic
+        """Seconds by which the leases of readers run."""
 
     async def start(self, pool: Pool, name: str, engine: FakeEngine | None = None) -> RunningWorker:
         """Start a worker and wait until it is ready."""
         producer = await self.broker.producer()
         self.metrics[name] = Metrics(pool=pool.value, colour="blue")
         outbox = Outbox(producer, worker_id=name, num_token_partitions=NUM_PARTITIONS, metrics=self.metrics[name])
-        handler = self._handler(pool, outbox, engine)
+        cancellations = Cancellations(clock=self.clock)
+        control = ControlFollower(self.broker, cancellations, check_s=0.005)
+        await control.__aenter__()
+        handler = self._handler(pool, outbox, engine, cancellations)
+        await control.catch_up(5)
         limits = ConsumerLimits(batch_size=8, max_wait_ms=1, commit_interval_ms=20)
         worker = Worker(
             self.broker,
@@ -140,7 +151,7 @@ class Installation:
         )
         stop = asyncio.Event()
         task = asyncio.create_task(worker.run(stop), name=name)
-        running = self.workers[name] = RunningWorker(worker, task, stop, handler)
+        running = self.workers[name] = RunningWorker(worker, task, stop, handler, cancellations, control)
         ready = asyncio.create_task(worker.ready.wait())
         await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
@@ -158,11 +169,13 @@ class Installation:
         running = self.workers.pop(name)
         running.stop.set()
         await running.task
+        await running.control.close()
 
     async def kill(self, name: str) -> None:
         """Crash a worker: it leaves no group, commits nothing and writes nothing more."""
         running = self.workers.pop(name)
         await self.broker.kill(name)
+        await running.control.close()
         running.task.cancel()
         await asyncio.gather(running.task, return_exceptions=True)
 
@@ -171,12 +184,13 @@ class Installation:
         self.broker.down = False
         for name in list(self.workers):
             running = self.workers.pop(name)
+            await running.control.close()
             running.task.cancel()
             await asyncio.gather(running.task, return_exceptions=True)
 
-    def client(self, timeout_s: float = 20.0) -> GeaClient:
+    def client(self, timeout_s: float = 20.0, tenant: str = "default") -> GeaClient:
         """Return a client of this installation."""
-        return GeaClient(self.broker, ClientSettings(timeout_s=timeout_s, connect_s=0.3))
+        return GeaClient(self.broker, ClientSettings(timeout_s=timeout_s, connect_s=0.3, tenant=tenant))
 
     def tokens_of(self, request_id: str) -> list[TokenRecord]:
         """Return every record in the token topic that carries the id."""
@@ -187,18 +201,20 @@ class Installation:
         """Return a view of the sessions."""
         return SessionStore(self.store)
 
-    def _handler(self, pool: Pool, outbox: Outbox, engine: FakeEngine | None) -> Handler:
+    def _handler(self, pool: Pool, outbox: Outbox, engine: FakeEngine | None, cancellations: Cancellations) -> Handler:
         broker: Broker = self.broker
         match pool:
             case Pool.ROUTER:
-                mover = RetryMover(broker, outbox, member=outbox.worker_id, commit_interval_ms=20)
+                mover = RetryMover(
+                    broker, outbox, member=outbox.worker_id, commit_interval_ms=20, cancellations=cancellations
+                )
                 return RouterHandler(
                     broker, outbox, self.sessions(), Directory(broker), limits=self.limits, mover=mover
                 )
             case Pool.INTENT:
-                return AnnotatingHandler(self.intent, outbox)
+                return AnnotatingHandler(self.intent, outbox, cancellations=cancellations)
             case Pool.RETRIEVAL:
-                return AnnotatingHandler(self.retrieval, outbox)
+                return AnnotatingHandler(self.retrieval, outbox, cancellations=cancellations)
             case Pool.GENERATION:
                 return GenerationHandler(
                     engine or FakeEngine("Within 30 days."),
