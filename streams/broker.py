@@ -116,6 +116,14 @@ class GroupConsumer(Protocol):
         """Return what this member owns now."""
         ...
 
+    def is_leased(self) -> bool:
+        """Return whether the group surely counts this member as the owner of its partitions.
+
+        Its last sign of life, as it was sent, is younger than the session timeout by a margin. The clock decides: a
+        process that was paused gets False before it hears that it was thrown out.
+        """
+        ...
+
     def pause(self, places: frozenset[TopicPartition]) -> None:
         """Stop handing out records of these partitions; unknown ones are ignored. Lost at a rebalance."""
         ...

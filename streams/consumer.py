@@ -1,36 +1,37 @@
-"""A pool's consumer: batches of records out, contiguous offsets back, whatever the order in which work completes.
+"""A pool's consumer: batches of records out, acknowledgements back, over as many stays in the group as it takes.
 
-It knows records and offsets, not what they mean. Three invariants hold: an offset is committed only when it and every
-received offset before it are done; at most `max_in_flight` records are received and unfinished, and less than twice
-`window` offsets per partition, by pausing and never by ceasing to poll; a record is handed out at most once while its
-partition stays ours.
-
-A rebalance takes every partition away and gives some back (eager). A partition counts as kept only over consecutive
-generations: its work then goes on, and what comes again is recognised. Otherwise its tasks are cancelled, and what they
-acknowledge later commits nothing.
+It hands out what a `Membership` receives, and replaces a membership that the watchdog finds stuck. The invariants: at
+most `max_in_flight` records are received and unfinished, and less than twice `window` offsets per partition, by pausing
+and never by ceasing to poll; nothing is handed out while another member may own it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import structlog
 
-from schemas.errors import UnavailableError
-from streams.broker import Assignment, Broker, GroupConsumer, Record, TopicPartition
-from streams.delivery import ConsumerStatistics, Delivery, Ownership
+from schemas.errors import MembershipLostError, UnavailableError
+from streams.broker import Broker
+from streams.delivery import ConsumerStatistics, Delivery, Outcomes
+from streams.membership import Membership
 from streams.settings import ConsumerLimits
+from streams.watchdog import Stuck, diagnose
 
 log = structlog.get_logger(__name__)
 
 __all__ = ["ConsumerStatistics", "Delivery", "PoolConsumer"]
 
 RETRY_S = 0.5  # between attempts while the broker is away
+LEASE_RETRY_S = 0.05
+ABANDON_S = 1.0  # a cancelled task that has not ended by then is left to itself
+MAX_FRUITLESS = 6  # doublings of the watchdog's patience: where records cannot be received, replacing does not help
+QUICK_MS = 50.0  # the whole group waits for it at a rebalance
 
 
 class PoolConsumer:
@@ -44,22 +45,19 @@ class PoolConsumer:
         self._group = group
         self._name = member
         self._limits = limits or ConsumerLimits()
-        self._member: GroupConsumer | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._owned: dict[TopicPartition, Ownership] = {}
-        self._paused: frozenset[TopicPartition] = frozenset()
-        self._is_full = False
+        self._membership: Membership | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
         self._waiting: deque[Delivery] = deque()
         self._wakeup = asyncio.Event()
         self._is_joined = asyncio.Event()
-        self._committing = asyncio.Lock()
-        self._generation = -1
-        self._is_rebalancing = False
         self._is_draining = False
         self._num_delivered = 0
         self._num_committed = 0
-        self._lag: int | None = None
-        self._last_poll_at = 0.0
+        self._num_rebuilds = 0
+        self._num_fruitless = 0
+        self._outcomes = Outcomes()
 
     # The stream of work.
 
@@ -77,44 +75,52 @@ class PoolConsumer:
         """Wait for the first assignment; it may be empty where there are more members than partitions."""
         await self._is_joined.wait()
 
+    async def idle(self, timeout_s: float) -> bool:
+        """Go on handing out until nothing waits in our partitions and nothing is in work; False if time is up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._is_idle():
+                    await self._woken(self._limits.commit_interval_ms / 1000)
+        return self._is_idle()
+
     async def drain(self, timeout_s: float) -> bool:
         """Hand out no more, wait for the work in flight and commit it; False if some did not finish in time."""
         self._is_draining = True
-        self._balance()
+        if self._membership is not None:
+            self._membership.is_draining = True
+            self._membership.balance()
         self._wakeup.set()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._num_in_flight() > len(self._waiting):
+                while self._num_in_work():
                     await self._woken()
-        await self._commit()
-        return self._num_in_flight() == len(self._waiting)
+        if self._membership is not None:
+            await self._membership.commit()
+        return not self._num_in_work()
 
     def statistics(self) -> ConsumerStatistics:
         """Return the state of the consumer."""
+        membership = self._membership
         return ConsumerStatistics(
-            num_partitions=len(self._owned),
-            num_paused=len(self._paused),
-            num_in_flight=self._num_in_flight(),
+            num_partitions=len(membership.owned) if membership else 0,
+            num_paused=len(membership.paused) if membership else 0,
+            num_in_flight=membership.num_in_flight if membership else 0,
             num_waiting=len(self._waiting),
             num_delivered=self._num_delivered,
-            num_committed=self._num_committed,
-            generation=self._generation,
-            lag=self._lag,
-            last_poll_at=self._last_poll_at,
+            num_committed=self._num_committed + (membership.num_commits if membership else 0),
+            generation=membership.generation if membership else -1,
+            lag=membership.lag if membership else None,
+            last_poll_at=membership.polled_at if membership else 0.0,
+            partitions=frozenset(membership.owned) if membership else frozenset(),
+            request_ms=self._outcomes.request_ms,
+            error_rate=self._outcomes.error_rate,
+            num_rebuilds=self._num_rebuilds,
         )
 
     async def __aenter__(self) -> Self:
-        self._member = await self._broker.group_consumer(
-            self._topics,
-            group=self._group,
-            member=self._name,
-            on_revoked=self._on_revoked,
-            on_assigned=self._on_assigned,
-        )
-        for work in (self._poll_forever(), self._commit_forever()):
-            task = asyncio.create_task(work)
-            task.add_done_callback(lambda _: self._wakeup.set())
-            self._tasks.append(task)
+        self._membership = await self._join()
+        self._supervisor = asyncio.create_task(self._supervise(self._membership))
+        self._supervisor.add_done_callback(lambda _: self._wakeup.set())
         return self
 
     async def __aexit__(
@@ -126,46 +132,111 @@ class PoolConsumer:
         """Commit what is finished, leave the group and cancel the rest. Idempotent; bounded by the broker's limits."""
         self._is_draining = True
         self._wakeup.set()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._member is not None:
-            await self._commit()
-            member, self._member = self._member, None
-            await member.close()
-        for ownership in self._owned.values():
-            ownership.lose()
-        self._owned.clear()
-        self._waiting.clear()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait((self._supervisor,))
+        await self._leave()
+        if self._leaving is not None:
+            await asyncio.wait((self._leaving,))
 
-    # Receive, hand out, commit.
+    # One stay after another.
 
-    async def _poll_forever(self) -> None:
-        assert self._member is not None
+    async def _supervise(self, membership: Membership) -> None:
+        """Keep a working membership until cancelled: one that is stuck is left, and another one joins."""
         while True:
-            self._balance()
-            room = max(1, min(self._limits.max_in_flight - self._num_in_flight(), self._limits.window))
+            stuck = await self._until_stuck(membership)
+            log.error("consumer_stuck", group=self._group, symptom=stuck, num_in_flight=membership.num_in_flight)
+            self._num_fruitless = 0 if membership.has_received else min(self._num_fruitless + 1, MAX_FRUITLESS)
+            self._num_rebuilds += 1
+            membership.lose()  # a stuck client commits nothing; whoever is given the partitions goes on
+            await self._leave()
+            membership = self._membership = await self._rejoined()
+
+    async def _until_stuck(self, membership: Membership) -> Stuck:
+        """Poll, commit and watch. Raises what crashed."""
+        polling = self._task(self._poll_forever(membership))
+        committing = self._task(self._commit_forever(membership))
+        watching = self._task(self._watch(membership))
+        tasks = (polling, committing, watching)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=ABANDON_S)
+        for task in tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                if isinstance(error, MembershipLostError):
+                    return Stuck.DEAD
+                raise error
+        stuck: Stuck = watching.result()
+        return stuck
+
+    async def _join(self) -> Membership:
+        membership = Membership(
+            self._topics,
+            self._group,
+            self._limits,
+            settle=self._settle,
+            on_change=self._on_change,
+            on_done=self._on_done,
+        )
+        await membership.join(self._broker, self._name)
+        membership.is_draining = self._is_draining
+        self._is_joined.set()
+        return membership
+
+    async def _rejoined(self) -> Membership:
+        while True:
             try:
-                records = await self._member.poll(timeout_ms=self._limits.poll_timeout_ms, max_records=room)
+                return await self._join()
+            except UnavailableError as error:
+                log.warning("join_failed", group=self._group, error=error.message)
+            await asyncio.sleep(RETRY_S)
+
+    async def _leave(self) -> None:
+        """Leave the group. Once begun it goes on, whoever is cancelled meanwhile."""
+        membership, self._membership = self._membership, None
+        self._waiting.clear()
+        if membership is not None:
+            self._leaving = self._task(membership.close())
+            await asyncio.shield(self._leaving)
+            self._num_committed += membership.num_commits
+
+    def _task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Receive, hand out, commit, watch.
+
+    async def _poll_forever(self, membership: Membership) -> None:
+        while True:
+            try:
+                deliveries = await membership.poll()
             except UnavailableError as error:
                 log.warning("poll_failed", group=self._group, error=error.message)
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._receive(records)  # no await since the records were taken: they belong to this assignment
+            if deliveries and membership is self._membership:
+                self._waiting.extend(deliveries)
+                self._wakeup.set()
 
-    def _receive(self, records: Sequence[Record]) -> None:
-        self._last_poll_at = asyncio.get_running_loop().time()
-        for record in records:
-            ownership = self._owned.get(record.place)
-            if ownership is None:
-                continue
-            tracker = ownership.tracker
-            if tracker.is_running(record.offset) or tracker.is_finished(record.offset):
-                continue  # read again after a rebalance
-            tracker.start(record.offset)
-            self._waiting.append(Delivery(record, ownership, self._last_poll_at, self._on_done))
-        if records:
+    async def _commit_forever(self, membership: Membership) -> None:
+        while True:
+            await asyncio.sleep(self._limits.commit_interval_ms / 1000)
+            await membership.commit()
+            await membership.measure_lag()
             self._wakeup.set()
+
+    async def _watch(self, membership: Membership) -> Stuck:
+        stuck_s = self._limits.stuck_ms / 1000
+        while True:
+            await asyncio.sleep(stuck_s / 4)
+            stuck = None if self._is_draining else diagnose(membership.vitals(), stuck_s * 2**self._num_fruitless)
+            if stuck is not None:
+                return stuck
 
     async def _next_batch(self) -> Sequence[Delivery]:
         while not self._is_draining:
@@ -178,107 +249,40 @@ class PoolConsumer:
         return ()
 
     def _seconds_to_batch(self) -> float | None:
-        if not self._waiting or self._is_rebalancing:
+        if not self._waiting or self._membership is None or self._membership.is_rebalancing:
             return None
+        if not self._membership.is_leased():
+            return LEASE_RETRY_S
         if len(self._waiting) >= min(self._limits.batch_size, self._limits.max_in_flight):
             return 0.0
         waited_s = asyncio.get_running_loop().time() - self._waiting[0].received_at
         return self._limits.max_wait_ms / 1000 - waited_s
 
-    async def _commit_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.commit_interval_ms / 1000)
-            await self._commit()
-            await self._measure_lag()
+    def _is_idle(self) -> bool:
+        membership = self._membership
+        is_working = membership is None or membership.is_rebalancing or membership.num_in_flight or self._waiting
+        return not is_working and membership is not None and membership.lag == 0
 
-    async def _commit(self) -> None:
-        """Commit what is new; a refusal or a failure is normal, the next owner or the next attempt cures it."""
-        if self._member is None:
-            return
-        async with self._committing:
-            owned = dict(self._owned)
-            offsets = {place: offset for place, o in owned.items() if (offset := _uncommitted(o)) is not None}
-            if not offsets:
-                return
-            try:
-                is_committed = await self._member.commit(offsets)
-            except UnavailableError as error:
-                log.warning("commit_failed", group=self._group, error=error.message)
-                return
-            if is_committed:
-                self._num_committed += 1
-                for place, offset in offsets.items():
-                    owned[place].committed = offset
+    def _num_in_work(self) -> int:
+        return self._membership.num_in_flight - len(self._waiting) if self._membership else 0
 
-    async def _measure_lag(self) -> None:
-        if self._member is None:
-            return
-        try:
-            ends = await self._member.end_offsets(frozenset(self._owned))
-            new = {place: ownership for place, ownership in self._owned.items() if ownership.base is None}
-            begins = await self._member.begin_offsets(frozenset(new))
-            for place, ownership in new.items():  # what retention has removed waits for nobody
-                ownership.base = max(await self._member.committed(place) or 0, begins[place])
-        except UnavailableError:
-            self._lag = None
-            return
-        self._lag = _lag(self._owned, ends)
-
-    # Backpressure: pause, and keep polling.
-
-    def _balance(self) -> None:
-        """Pause and resume partitions as the limits say; lifted at half the limit, so that it does not flutter."""
-        if self._member is None:
-            return
-        in_flight = self._num_in_flight()
-        is_above = in_flight >= self._limits.max_in_flight
-        self._is_full = is_above or (self._is_full and in_flight > self._limits.max_in_flight // 2)
-        wanted = frozenset(p for p, o in self._owned.items() if self._is_full or self._is_over(p, o))
-        if self._is_draining:
-            wanted = frozenset(self._owned)
-        if stopped := wanted - self._paused:
-            self._member.pause(stopped)
-        if resumed := self._paused - wanted:
-            self._member.resume(resumed)
-        self._paused = wanted
-
-    def _is_over(self, place: TopicPartition, ownership: Ownership) -> bool:
-        span = ownership.tracker.span
-        return span >= self._limits.window or (place in self._paused and span > self._limits.window // 2)
-
-    def _num_in_flight(self) -> int:
-        return sum(ownership.tracker.num_running for ownership in self._owned.values())
-
-    def _on_done(self) -> None:
-        self._balance()
+    def _on_done(self, delivery: Delivery) -> None:
+        self._outcomes.add(delivery, asyncio.get_running_loop().time())
+        if self._membership is not None:
+            self._membership.balance()
         self._wakeup.set()
 
-    # Rebalance. These run beside the polling task and never wait for it.
+    async def _settle(self) -> None:
+        """Let work that is usually quick finish before its partition is taken away, so that nobody repeats it."""
+        if self._outcomes.request_ms > QUICK_MS:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUICK_MS / 1000):
+                while self._num_in_work():
+                    await self._woken()
 
-    async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        self._is_rebalancing = True
-        await self._commit()
-
-    async def _on_assigned(self, assignment: Assignment) -> None:
-        is_consecutive = assignment.generation == self._generation + 1
-        kept = self._owned if is_consecutive else {}
-        owned = {
-            place: kept.get(place) or Ownership(assignment.generation, assignment.end_offsets[place])
-            for place in assignment.partitions
-        }
-        for place, ownership in self._owned.items():
-            if owned.get(place) is not ownership:
-                ownership.lose()
-        for ownership in owned.values():
-            ownership.generation = assignment.generation
-        log.info("assigned", group=self._group, generation=assignment.generation, num_partitions=len(owned))
-        self._owned = owned
-        self._generation = assignment.generation
+    def _on_change(self) -> None:
         self._waiting = deque(delivery for delivery in self._waiting if delivery.is_current())
-        self._paused = frozenset()  # the broker has forgotten them
-        self._is_rebalancing = False
-        self._is_joined.set()
-        self._balance()
         self._wakeup.set()
 
     # Waiting.
@@ -290,19 +294,6 @@ class PoolConsumer:
                 await self._wakeup.wait()
 
     def _raise_crash(self) -> None:
-        for task in self._tasks:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                raise error
-
-
-def _uncommitted(ownership: Ownership) -> int | None:
-    offset = ownership.tracker.committable()
-    return None if offset == ownership.committed else offset
-
-
-def _lag(owned: Mapping[TopicPartition, Ownership], ends: Mapping[TopicPartition, int]) -> int:
-    return sum(
-        max(0, ends[place] - max(o.committed or 0, o.base or 0))
-        for place, o in owned.items()
-        if place in ends and o.base is not None
-    )
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor.done() and not supervisor.cancelled():
+            supervisor.result()

@@ -12,13 +12,13 @@ of `max_poll_interval_ms` off.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import structlog
 from aiokafka import AIOKafkaConsumer
 from aiokafka.abc import ConsumerRebalanceListener
-from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import (
     CommitFailedError,
     IllegalGenerationError,
@@ -28,11 +28,13 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
-from schemas.errors import BrokerUnavailableError, InternalError
+from schemas.errors import BrokerUnavailableError, MembershipLostError
 from streams.broker import AssignedCallback, Assignment, Record, RevokedCallback, TopicPartition
+from streams.kafka_assignor import assignor_of
 from streams.kafka_client import client_options, kafka_place, our_place, stop_consumer, translated
 from streams.kafka_control import KafkaControl
 from streams.kafka_fetch import Fetch
+from streams.kafka_lease import Lease
 from streams.settings import BrokerSettings, Timeouts
 
 log = structlog.get_logger(__name__)
@@ -76,7 +78,7 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            partition_assignment_strategy=(RoundRobinPartitionAssignor,),
+            partition_assignment_strategy=(assignor_of(member),),
             session_timeout_ms=timeouts.session_ms,
             heartbeat_interval_ms=timeouts.heartbeat_ms,
             rebalance_timeout_ms=timeouts.rebalance_ms,
@@ -85,6 +87,7 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
             max_partition_fetch_bytes=2 * 1024 * 1024,
         )
         self._fetch = Fetch(self._client)
+        self._lease = Lease(timeouts.session_ms / 1000)
         self._client.subscribe(list(topics), listener=self)
 
     async def start(self) -> None:
@@ -124,8 +127,7 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
         Goes below aiokafka's `commit`, which would try again under the next generation.
         """
         coordinator = self._client._coordinator
-        is_member = coordinator is not None and coordinator.generation == self._generation and not self._is_closed
-        if not is_member or not offsets.keys() <= self._owned:
+        if not self._is_member() or not offsets.keys() <= self._owned:
             return False
         wanted = {kafka_place(place): OffsetAndMetadata(offset, "") for place, offset in offsets.items()}
         try:
@@ -157,6 +159,10 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
         """Return what this member owns now."""
         return self._owned
 
+    def is_leased(self) -> bool:
+        """Return whether the group surely counts this member as the owner of its partitions."""
+        return self._is_member() and self._lease.is_valid()
+
     def pause(self, places: frozenset[TopicPartition]) -> None:
         """Stop handing out records of these partitions."""
         self._client.pause(*(kafka_place(place) for place in places & self._assigned()))
@@ -177,6 +183,7 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
     async def on_partitions_revoked(self, revoked: Any) -> None:
         """Tell the owner, who may still commit."""
         self._settled.clear()
+        self._lease.watch(self._client._coordinator)  # called before the first join, too
         if self._generation >= 0:
             await self._watched(self._on_revoked(self._owned))
         self._owned = frozenset()
@@ -207,12 +214,17 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
         except Exception as error:  # it must not stop the rebalance: `poll` raises it
             self._failure = error
 
+    def _is_member(self) -> bool:
+        """Return whether the generation of our partitions is, as far as we know, the present one."""
+        coordinator = self._client._coordinator
+        return coordinator is not None and coordinator.generation == self._generation and not self._is_closed
+
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
         coordinator = self._client._coordinator
         if coordinator is None or (coordinator._coordination_task.done() and not self._is_closed):
-            raise InternalError("the group membership has died")
+            raise MembershipLostError("the group membership has died")
 
     async def _is_settled_within(self, timeout_ms: int) -> bool:
         if not self._settled.is_set():
@@ -220,6 +232,9 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
                 async with asyncio.timeout(timeout_ms / 1000):
                     await self._settled.wait()
             except TimeoutError:
+                # A poll like any other: else a rebalance that outlasts `max_poll_interval_ms`, as over an outage, would
+                # never end, since aiokafka lets no idle member join again (aiokafka#1187).
+                self._client._subscription._last_fetch_ended = time.monotonic()
                 return False
         return True
 

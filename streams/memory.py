@@ -2,7 +2,7 @@
 
 Behaves as Kafka does where our code can tell: partitions, headers, murmur2, consumer groups with generations and eager
 rebalance, retention and compaction. It can also do what a test cannot ask of a server: be `down`, `kill` a member,
-`expire` records. Nothing sleeps: `poll` waits for events, and `until` lets a test wait for a state.
+`expire` records, make `members` stuck. Nothing sleeps: `poll` waits for events, `until` lets a test wait for a state.
 """
 
 from __future__ import annotations
@@ -97,6 +97,11 @@ class MemoryBroker:
             for each in [each for each in group.members if each.name == member]:
                 each.crash()
                 await group.remove(each, self.places)
+
+    def members(self, member: str) -> Sequence[MemoryGroupConsumer]:
+        """Return the group members of that name, in whatever group: a test can make them stuck or unheard."""
+        found = (each for group in self._groups.values() for each in group.members if each.name == member)
+        return [each for each in found if isinstance(each, MemoryGroupConsumer)]
 
     async def rebalance(self, group: str) -> None:
         """Let a group go through one rebalance with its members as they are."""

@@ -89,6 +89,10 @@ class MemoryGroupConsumer:
     ) -> None:
         self.name = name
         self.topics = frozenset(topics)
+        self.is_stuck = False
+        """Whether its polls do not return, although it stays in the group."""
+        self.is_unheard = False
+        """Whether it does not know if the group still counts on it."""
         self._group = group
         self._broker = broker
         self._on_revoked = on_revoked
@@ -99,6 +103,8 @@ class MemoryGroupConsumer:
 
     async def poll(self, *, timeout_ms: int, max_records: int) -> Sequence[Record]:
         """Return the next records of the partitions that are not paused."""
+        if self.is_stuck:
+            await asyncio.Event().wait()
         return await self._log.poll(timeout_ms, max_records)
 
     async def commit(self, offsets: Mapping[TopicPartition, int]) -> bool:
@@ -126,6 +132,11 @@ class MemoryGroupConsumer:
     def assignment(self) -> frozenset[TopicPartition]:
         """Return what this member owns now."""
         return self._owned
+
+    def is_leased(self) -> bool:
+        """Return whether the group counts this member as the owner of its partitions, as far as it can know."""
+        is_member = self in self._group.members and self._generation == self._group.generation
+        return is_member and not self.is_unheard
 
     def pause(self, places: frozenset[TopicPartition]) -> None:
         """Stop handing out records of these partitions."""

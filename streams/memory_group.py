@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from streams.assignor import Subscriber, assign_group
 from streams.broker import Assignment, TopicPartition
 
 
@@ -77,25 +78,14 @@ class MemoryGroup:
     async def _assign(self, places: Callable[[str], Iterable[TopicPartition]]) -> None:
         self.generation += 1
         topics = {topic for member in self.members for topic in member.topics}
-        shares = round_robin([place for topic in topics for place in places(topic)], self.members)
-        assignments = [self._assignment(share) for share in shares]
+        subscribers = {
+            f"{member.name}-{number}": Subscriber(name=member.name, topics=member.topics)
+            for number, member in enumerate(self.members)
+        }
+        shares = assign_group(subscribers, {topic: places(topic) for topic in topics})
+        assignments = [self._assignment(shares[member_id]) for member_id in subscribers]
         await asyncio.gather(*(m.assign(a) for m, a in zip(list(self.members), assignments, strict=True)))
 
     def _assignment(self, share: frozenset[TopicPartition]) -> Assignment:
         ends = {place: self._end_offset(place) for place in share}
         return Assignment(generation=self.generation, partitions=share, end_offsets=ends)
-
-
-def round_robin(places: Iterable[TopicPartition], members: list[Member]) -> list[frozenset[TopicPartition]]:
-    """Deal the partitions out in order, each to the next member that has subscribed to its topic."""
-    shares: list[set[TopicPartition]] = [set() for _ in members]
-    ranked = sorted(range(len(members)), key=lambda number: members[number].name)
-    turn = 0
-    for place in sorted(places):
-        for _ in ranked:
-            number = ranked[turn % len(ranked)]
-            turn += 1
-            if place.topic in members[number].topics:
-                shares[number].add(place)
-                break
-    return [frozenset(share) for share in shares]

@@ -120,7 +120,8 @@ class ConsumerLimits:
     """How a pool takes its records.
 
     A batch is handed out when `batch_size` records wait or `max_wait_ms` have passed since the first. At most
-    `max_in_flight` records are received and unfinished; a partition pauses where these span `window` offsets.
+    `max_in_flight` records are received and unfinished; a partition pauses where these span `window` offsets. A member
+    that shows no life for `stuck_ms` although the broker answers is replaced.
     """
 
     batch_size: int = 8
@@ -129,6 +130,7 @@ class ConsumerLimits:
     window: int = 256
     commit_interval_ms: int = 1_000
     poll_timeout_ms: int = 250
+    stuck_ms: int = 60_000  # twice the longest rebalance
 
     def __post_init__(self) -> None:
         check_range("consumer.batch_size", self.batch_size, 1, 4_096)
@@ -137,6 +139,7 @@ class ConsumerLimits:
         check_range("consumer.window", self.window, 1, 1_000_000)
         check_range("consumer.commit_interval_ms", self.commit_interval_ms, 1, 60_000)
         check_range("consumer.poll_timeout_ms", self.poll_timeout_ms, 1, 5_000)
+        check_range("consumer.stuck_ms", self.stuck_ms, 10, 86_400_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -283,10 +283,12 @@ async def test_one_to_three_to_one_members_finish_every_record_once() -> None:
 async def test_more_members_than_partitions_idle_and_take_over() -> None:
     broker = await broker_with()
     await produce(broker, 1)
-    async with consumer(broker, "a"), consumer(broker, "b") as idle:
-        assert idle.statistics().num_partitions == 0
-        await broker.kill("a")
-        (delivery,) = await take(idle.batches(), 1)
+    async with consumer(broker, "a") as a, consumer(broker, "b") as b:
+        pools = [("a", a), ("b", b)]
+        owner, idle = sorted(pools, key=lambda pool: pool[1].statistics().num_partitions, reverse=True)
+        assert idle[1].statistics().num_partitions == 0
+        await broker.kill(owner[0])
+        (delivery,) = await take(idle[1].batches(), 1)
         assert delivery.record.offset == 0
 
 

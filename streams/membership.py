@@ -1,0 +1,263 @@
+"""One stay in a consumer group, from join to leave: partitions with their offsets, commits, backpressure, rebalance.
+
+It knows records and offsets, not who handles them. The invariants: an offset is committed only when it and every
+received offset before it are done; a record is received at most once while its partition stays ours; partitions are
+paused where a limit is reached, and polled all the same.
+
+A rebalance takes every partition away and gives some back (eager). A partition counts as kept only over consecutive
+generations: its work then goes on, and what comes again is recognised. Otherwise its tasks are cancelled, and what they
+acknowledge later commits nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+
+import structlog
+
+from schemas.errors import UnavailableError
+from streams.broker import Assignment, Broker, GroupConsumer, Record, TopicPartition
+from streams.delivery import Delivery, Ownership
+from streams.settings import ConsumerLimits
+from streams.watchdog import Vitals
+
+log = structlog.get_logger(__name__)
+
+REVOKE_COMMIT_S = 3.0  # every other member waits for us meanwhile
+
+
+class Membership:
+    """A member of a group.
+
+    `settle` is awaited before partitions are taken away, `on_change` is called when others are given, `on_done` for
+    every acknowledgement that counts.
+    """
+
+    def __init__(
+        self,
+        topics: Sequence[str],
+        group: str,
+        limits: ConsumerLimits,
+        *,
+        settle: Callable[[], Awaitable[None]],
+        on_change: Callable[[], None],
+        on_done: Callable[[Delivery], None],
+    ) -> None:
+        self.owned: dict[TopicPartition, Ownership] = {}
+        self.paused: frozenset[TopicPartition] = frozenset()
+        self.generation = -1
+        self.lag: int | None = None
+        self.num_commits = 0
+        self.polled_at = asyncio.get_running_loop().time()
+        self.is_draining = False
+        self.has_received = False
+        self._topics = topics
+        self._group = group
+        self._limits = limits
+        self._settle = settle
+        self._on_change = on_change
+        self._on_done = on_done
+        self._member: GroupConsumer | None = None
+        self._is_full = False
+        self._is_over = False
+        self._committing = asyncio.Lock()
+        self._rebalancing_since: float | None = None
+        self._heard_since: float | None = None
+        self._idle_since: float | None = None
+
+    async def join(self, broker: Broker, member: str) -> None:
+        """Join, and return with the first assignment. Raises BrokerUnavailableError."""
+        self._member = await broker.group_consumer(
+            self._topics, group=self._group, member=member, on_revoked=self._on_revoked, on_assigned=self._on_assigned
+        )
+        self.polled_at = _now()
+
+    async def poll(self) -> list[Delivery]:
+        """Return deliveries of new records; may be empty. Raises UnavailableError and MembershipLostError."""
+        assert self._member is not None
+        self.balance()
+        room = max(1, min(self._limits.max_in_flight - self.num_in_flight, self._limits.window))
+        try:
+            records = await self._member.poll(timeout_ms=self._limits.poll_timeout_ms, max_records=room)
+        finally:
+            self.polled_at = _now()
+        return self._received(records)  # no await since the records were taken: they belong to this assignment
+
+    def is_leased(self) -> bool:
+        """Return whether the group surely still counts us as the owner of what we have."""
+        is_member = self._member is not None and not self._is_over and self._rebalancing_since is None
+        return is_member and self._member is not None and self._member.is_leased()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Return how many records are received and not acknowledged."""
+        return sum(ownership.tracker.num_running for ownership in self.owned.values())
+
+    @property
+    def is_rebalancing(self) -> bool:
+        """Return whether our partitions were taken away and new ones are not given yet."""
+        return self._rebalancing_since is not None
+
+    def vitals(self, *, is_dead: bool = False) -> Vitals:
+        """Return what the watchdog needs to know."""
+        return Vitals(
+            now=_now(),
+            heard_since=self._heard_since,
+            polled_at=self.polled_at,
+            rebalancing_since=self._rebalancing_since,
+            idle_since=self._idle_since,
+            is_dead=is_dead,
+        )
+
+    async def close(self) -> None:
+        """Commit what is finished and leave the group, in bounded time. Idempotent."""
+        await self.commit()
+        self.lose()
+        member, self._member = self._member, None
+        if member is not None:
+            await member.close()
+
+    def lose(self) -> None:
+        """Give everything up: what runs is cancelled, and nothing is committed any more."""
+        self._is_over = True
+        for ownership in self.owned.values():
+            ownership.lose()
+        self.owned = {}
+
+    def _received(self, records: Sequence[Record]) -> list[Delivery]:
+        deliveries = []
+        for record in records:
+            ownership = self.owned.get(record.place)
+            if ownership is None:
+                continue
+            tracker = ownership.tracker
+            if tracker.is_running(record.offset) or tracker.is_finished(record.offset):
+                continue  # read again after a rebalance
+            tracker.start(record.offset)
+            deliveries.append(Delivery(record, ownership, self.polled_at, self._on_done))
+        if records:
+            self.has_received = True
+            self._idle_since = None
+        return deliveries
+
+    # Commit.
+
+    async def commit(self) -> None:
+        """Commit what is new; a refusal or a failure is normal, the next owner or the next attempt cures it."""
+        if self._member is None or self._is_over:
+            return
+        async with self._committing:
+            owned = dict(self.owned)
+            offsets = {place: offset for place, o in owned.items() if (offset := _uncommitted(o)) is not None}
+            if not offsets:
+                return
+            try:
+                is_committed = await self._member.commit(offsets)
+            except UnavailableError as error:
+                log.warning("commit_failed", group=self._group, error=error.message)
+                return
+            if is_committed:
+                self.num_commits += 1
+                for place, offset in offsets.items():
+                    owned[place].committed = offset
+
+    async def measure_lag(self) -> None:
+        """Ask the broker how much there is; its answer also tells that it can be heard."""
+        if self._member is None:
+            return
+        asked = frozenset(self.owned) or frozenset({TopicPartition(self._topics[0], 0)})
+        try:
+            ends = await self._member.end_offsets(asked)
+            new = {place: ownership for place, ownership in self.owned.items() if ownership.base is None}
+            begins = await self._member.begin_offsets(frozenset(new))
+            for place, ownership in new.items():  # what retention has removed waits for nobody
+                ownership.base = max(await self._member.committed(place) or 0, begins[place])
+        except UnavailableError:
+            self.lag = self._heard_since = self._idle_since = None
+            return
+        self.lag = _lag(self.owned, ends)
+        self._note_heard()
+
+    def _note_heard(self) -> None:
+        now = _now()
+        if self._heard_since is None:
+            self._heard_since = now
+        is_kept_from_work = self.num_in_flight or self.paused or self.is_rebalancing
+        if not self.lag or is_kept_from_work:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+
+    # Backpressure: pause, and keep polling.
+
+    def balance(self) -> None:
+        """Pause and resume partitions as the limits say; lifted at half the limit, so that it does not flutter."""
+        if self._member is None:
+            return
+        in_flight = self.num_in_flight
+        is_above = in_flight >= self._limits.max_in_flight
+        self._is_full = is_above or (self._is_full and in_flight > self._limits.max_in_flight // 2)
+        wanted = frozenset(p for p, o in self.owned.items() if self._is_full or self._is_too_wide(p, o))
+        if self.is_draining:
+            wanted = frozenset(self.owned)
+        if stopped := wanted - self.paused:
+            self._member.pause(stopped)
+        if resumed := self.paused - wanted:
+            self._member.resume(resumed)
+        self.paused = wanted
+
+    def _is_too_wide(self, place: TopicPartition, ownership: Ownership) -> bool:
+        span = ownership.tracker.span
+        return span >= self._limits.window or (place in self.paused and span > self._limits.window // 2)
+
+    # Rebalance. These run beside the polling task and never wait for it.
+
+    async def _on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        if self._is_over:
+            return
+        self._rebalancing_since = _now()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REVOKE_COMMIT_S):
+                await self._settle()
+                await self.commit()
+
+    async def _on_assigned(self, assignment: Assignment) -> None:
+        if self._is_over:
+            return
+        is_consecutive = assignment.generation == self.generation + 1
+        kept = self.owned if is_consecutive else {}
+        owned = {
+            place: kept.get(place) or Ownership(assignment.generation, assignment.end_offsets[place], self.is_leased)
+            for place in assignment.partitions
+        }
+        for place, ownership in self.owned.items():
+            if owned.get(place) is not ownership:
+                ownership.lose()
+        for ownership in owned.values():
+            ownership.generation = assignment.generation
+        log.info("assigned", group=self._group, generation=assignment.generation, num_partitions=len(owned))
+        self.owned = owned
+        self.generation = assignment.generation
+        self.paused = frozenset()  # the broker has forgotten them
+        self._rebalancing_since = self._idle_since = None
+        self.balance()
+        self._on_change()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _uncommitted(ownership: Ownership) -> int | None:
+    offset = ownership.tracker.committable()
+    return None if offset == ownership.committed else offset
+
+
+def _lag(owned: Mapping[TopicPartition, Ownership], ends: Mapping[TopicPartition, int]) -> int:
+    return sum(
+        max(0, ends[place] - max(o.committed or 0, o.base or 0))
+        for place, o in owned.items()
+        if place in ends and o.base is not None
+    )
