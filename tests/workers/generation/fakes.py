@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -26,12 +27,14 @@ CORPUS = ["The shop opens at nine and closes at seven.", "Return the shoes withi
 class ScriptedModel:
     """Answers each prompt with the bytes of `text`, then the end of sequence: logits peak at the next byte.
 
-    `fails` names token ids: a step whose rows contain one raises. `forks` counts the copies of slots.
+    `fails` names token ids: a step whose rows contain one raises. Without `num_prompt` the answer begins where the last
+    prefill ends.
     """
 
-    def __init__(self, text: str = "Hello.", *, peak: float = 20.0) -> None:
+    def __init__(self, text: str = "Hello.", *, peak: float = 20.0, num_prompt: int | None = None) -> None:
         self._script = (*text.encode(), END_OF_SEQUENCE)
         self._peak = peak
+        self._num_prompt = num_prompt
         self._started: dict[int, int] = {}  # slot to the position of its first answer token
         self.fails: frozenset[int] = frozenset()
         self.broken: frozenset[int] = frozenset()  # slots whose logits are NaN
@@ -48,12 +51,13 @@ class ScriptedModel:
             for slot, position in zip(decode.slots, decode.positions, strict=True):
                 rows.append(self._row(slot, position + 1 - self._started[slot]))
         if prefill is not None:
-            self._started[prefill.slot] = prefill.start + len(prefill.token_ids)
-            rows.append(self._row(prefill.slot, 0))
+            end = prefill.start + len(prefill.token_ids)
+            self._started[prefill.slot] = end if self._num_prompt is None else self._num_prompt
+            rows.append(self._row(prefill.slot, max(0, end - self._started[prefill.slot])))
         return torch.stack(rows)
 
     def fork(self, source: int, target: int, length: int) -> None:
-        self._started[target] = length
+        self._started[target] = length if self._num_prompt is None else self._num_prompt
 
     def clear(self, slot: int) -> None:
         self.cleared.append(slot)
@@ -64,8 +68,47 @@ class ScriptedModel:
         return row * float("nan") if slot in self.broken else row
 
 
+class ContextModel:
+    """Draws its logits from a hash of all tokens in the slot: one that is wrong, missing or moved changes the answer.
+
+    The answer is made of the bytes of `alphabet`; it ends at some time.
+    """
+
+    def __init__(self, alphabet: str = "abcdefgh .") -> None:
+        self._ids = torch.tensor([*sorted(set(alphabet.encode())), END_OF_SEQUENCE])
+        self._slots: dict[int, list[int]] = {}
+        self.num_steps = 0
+
+    def forward(self, decode: DecodeRows | None, prefill: PrefillChunk | None) -> torch.Tensor:
+        self.num_steps += 1
+        rows = []
+        if decode is not None:
+            for row in zip(decode.token_ids, decode.slots, decode.positions, strict=True):
+                rows.append(self._read((row[0],), *row[1:]))
+        if prefill is not None:
+            rows.append(self._read(prefill.token_ids, prefill.slot, prefill.start))
+        return torch.stack(rows)
+
+    def fork(self, source: int, target: int, length: int) -> None:
+        self._slots[target] = self._slots[source][:length]
+
+    def clear(self, slot: int) -> None:
+        self._slots.pop(slot, None)
+
+    def _read(self, token_ids: tuple[int, ...], slot: int, start: int) -> torch.Tensor:
+        held = self._slots.setdefault(slot, [])
+        assert token_ids and len(held) >= start, "a gap in the slot"
+        held[start:] = token_ids
+        digest = hashlib.sha256(repr(held).encode()).digest()
+        logits = torch.full((VOCABULARY_SIZE,), -30.0)
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        logits[self._ids] = torch.randn(len(self._ids), generator=generator)
+        logits[END_OF_SEQUENCE] -= 2
+        return logits
+
+
 def scripted_core(
-    model: ScriptedModel, *, num_slots: int = 4, max_context: int = 512, prefill_chunk: int = 64
+    model: ScriptedModel | ContextModel, *, num_slots: int = 4, max_context: int = 512, prefill_chunk: int = 64
 ) -> EngineCore:
     return EngineCore(
         model,

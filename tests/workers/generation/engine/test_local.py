@@ -5,6 +5,8 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from schemas.errors import (
 )
 from schemas.tokens import FinishReason
 from tests.workers.generation.fakes import ScriptedModel, scripted
-from workers.generation.engine.fake import FakeEngine
+from workers.generation.engine.fake import END_OF_SEQUENCE, FakeEngine
 from workers.generation.engine.loader import Loaded, LocalEngineSettings
 from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.protocol import (
@@ -47,11 +49,21 @@ def local(model: ScriptedModel, **settings: int) -> LocalEngine:
 @pytest.fixture(params=["local", "fake"])
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
     """Both engines keep the same contract."""
-    made: Engine = (
-        local(ScriptedModel("Hello 你好."), max_waiting=4)
-        if request.param == "local"
-        else FakeEngine("Hello 你好.", max_sequences=4, max_context=512, max_waiting=4)
-    )
+    async with started(request.param, ScriptedModel("Hello 你好.")) as made:
+        yield made
+
+
+@pytest.fixture(params=["local", "fake"])
+async def continuing(request: pytest.FixtureRequest) -> AsyncIterator[Engine]:
+    """Both engines, for prompts of two tokens."""
+    async with started(request.param, ScriptedModel("Hello 你好.", num_prompt=2)) as made:
+        yield made
+
+
+@asynccontextmanager
+async def started(kind: str, model: ScriptedModel) -> AsyncIterator[Engine]:
+    fake = FakeEngine("Hello 你好.", max_sequences=4, max_context=512, max_waiting=4)
+    made: Engine = fake if kind == "fake" else local(model, max_waiting=4)
     await made.start()
     yield made
     await made.stop()
@@ -109,6 +121,56 @@ async def test_longest_prompt_that_fits_gets_its_one_token(engine: Engine) -> No
     text, finished = await read(engine.submit(ask(prompt="x" * 511)))
     assert text == "H"
     assert finished.choices[0].finish_reason is FinishReason.LENGTH
+
+
+HELLO = (*"Hello 你好.".encode(), END_OF_SEQUENCE)
+
+
+@pytest.mark.parametrize("stop", [(), ("lo", "好"), ("你",), ("o 你好.",)])
+async def test_an_answer_cut_anywhere_goes_on_as_it_would_have(continuing: Engine, stop: tuple[str, ...]) -> None:
+    sampling = replace(GREEDY, stop=stop)
+    whole, finished = await read(continuing.submit(ask(sampling=sampling)))
+    for cut in range(len(HELLO) + 1):
+        request = replace(ask(sampling=sampling), output=(HELLO[:cut],))
+        text, again = await read(continuing.submit(request))
+        assert (text, again.choices, again.usage) == (whole, finished.choices, finished.usage)
+
+
+async def test_choices_go_on_from_their_own_cuts(continuing: Engine) -> None:
+    request = ask(sampling=replace(GREEDY, n=4, max_tokens=9))
+    _, whole = await read(continuing.submit(request))
+    for output in ((HELLO[:9], HELLO[:1], (), HELLO[:3]), ((), HELLO), (), (HELLO,) * 4):
+        stream = continuing.submit(replace(request, output=output))
+        texts, chunks = [""] * 4, []
+        async for event in stream:
+            if isinstance(event, TokenChunk):
+                texts[event.index] += event.text
+                chunks.append(event)
+            else:
+                assert (event.choices, event.usage) == (whole.choices, whole.usage)
+        assert texts == ["Hello 你"] * 4
+        given = sum(len(token_ids[:9]) for token_ids in output)
+        assert all(chunk.logprobs is None for chunk in chunks[:given])
+
+
+async def test_unusable_output_is_refused_and_others_go_on(continuing: Engine) -> None:
+    stream = continuing.submit(ask("good"))
+    for output in (((1, 512),), ((-1,),), ((), (1, 2, 3)), ((2**63,),)):
+        with pytest.raises(InvalidRequestError, match="output"):
+            continuing.submit(replace(ask("bad"), output=output))
+    for output in ((HELLO * 100,), ((),)):
+        await read(continuing.submit(replace(ask("odd"), output=output)))
+    assert (await read(stream))[0] == "Hello 你好."
+
+
+async def test_request_that_is_over_when_it_comes_leaves_nothing_behind(continuing: Engine) -> None:
+    for _ in range(20):
+        _, finished = await read(continuing.submit(replace(ask("again"), output=(HELLO,))))
+        assert finished.choices[0].finish_reason is FinishReason.STOP
+    continuing.abort("again")
+    assert (await read(continuing.submit(ask("again"))))[0] == "Hello 你好."
+    if isinstance(continuing, LocalEngine):
+        assert not continuing._streams and not continuing._tickets and not continuing._active
 
 
 async def test_abort_ends_the_stream_and_frees_the_id_at_once(engine: Engine) -> None:

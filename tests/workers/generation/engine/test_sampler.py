@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -90,6 +91,38 @@ def test_repetition_penalty_equals_that_of_transformers_over_prompt_and_output()
         token_id, _ = sampler.sample(logits, position)
         assert token_id == expected
         seen.append(token_id)
+
+
+def test_repetition_penalty_over_prompt_and_given_output_is_exactly_that_of_transformers() -> None:
+    from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(2)) * 3
+    for penalty, prompt, output in product((0.5, 1.05, 1.2, 2.0), ([1, 2, 2, 5],), ([], [7], [7, 9, 7, 1, 49, 0])):
+        sampler = Sampler(SamplingParams(repetition_penalty=penalty), prompt, index=0, vocab_size=50)
+        for token_id in output:
+            sampler.note(token_id)
+        expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + output]), logits[None].clone())[0]
+        assert torch.equal(sampler._penalized(logits), expected)
+
+
+def test_presence_and_frequency_penalties_follow_their_formula_over_given_output() -> None:
+    params = SamplingParams(presence_penalty=0.7, frequency_penalty=0.3)
+    sampler, output = Sampler(params, [1, 1, 3], index=0, vocab_size=5), [2, 2, 0, 2]
+    for token_id in output:
+        sampler.note(token_id)
+    counts = torch.tensor([1.0, 0.0, 3.0, 0.0, 0.0])
+    assert torch.equal(sampler._penalized(LOGITS), LOGITS - 0.3 * counts - 0.7 * (counts > 0))
+
+
+@pytest.mark.parametrize("cut", range(9))
+def test_sampler_that_is_told_the_output_draws_on_as_the_one_that_drew_it(cut: int) -> None:
+    params = SamplingParams(seed=3, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.2, top_p=0.9)
+    whole = Sampler(params, [4], index=2, vocab_size=5)
+    drawn = [whole.sample(LOGITS, position)[0] for position in range(12)]
+    rest = Sampler(params, [4], index=2, vocab_size=5)
+    for token_id in drawn[:cut]:
+        rest.note(token_id)
+    assert [rest.sample(LOGITS, position)[0] for position in range(cut, 12)] == drawn[cut:]
 
 
 def test_presence_and_frequency_penalties_count_the_output_only() -> None:
