@@ -24,7 +24,7 @@ from schemas.errors import (
 from schemas.tokens import TOKEN_RECORD_VERSION, Kind, See, TokenRecord
 from streams.broker import Broker, LogReader, Record, TopicPartition
 from streams.claims import StreamView
-from streams.stream_events import Event, StreamSeen
+from streams.stream_events import Event, StreamSeen, TextAppended
 
 MAX_JUMPS = 8  # a chain of repeats is one or two long; more is a loop that someone wrote
 MAX_INDEX = 7  # n is at most 8
@@ -84,6 +84,8 @@ class StreamReader:
         self.place = place
         self.next_offset = start
         self.num_undecodable = 0
+        self.first_text_ms = 0
+        """When the first text was written, a Unix time of the log; 0 before any."""
         self.last_failure: BrokerUnavailableError | None = None
         """Why the broker was away at the last poll; None if it answered."""
         self._broker = broker
@@ -178,7 +180,10 @@ class StreamReader:
         except (DecodeError, InvalidRequestError):
             self.num_undecodable += 1
             return ()
-        return self.view.apply(token, record.offset)
+        events = self.view.apply(token, record.offset)
+        if not self.first_text_ms and any(isinstance(event, TextAppended) for event in events):
+            self.first_text_ms = record.timestamp_ms
+        return events
 
     def _jump(self, see: See) -> None:
         """Go on at another place, unless we have been there: then the stream is yet to come here."""

@@ -139,9 +139,10 @@ class TokenWriter:
     async def end(self, end: End) -> Record:
         """Write what is pending and the end, with number of records, tokens and hashes filled in.
 
-        Where the broker has refused a record (InvalidRequestError: nothing of it was written), a failed end may follow.
+        Where the broker has refused a record (InvalidRequestError: nothing of it was written), an end that is failed
+        or cancelled may follow.
         """
-        if end.status is EndStatus.FAILED and isinstance(self._failure, InvalidRequestError):
+        if end.status in (EndStatus.FAILED, EndStatus.CANCELLED) and isinstance(self._failure, InvalidRequestError):
             self._failure = None
             self._choices = {index: choice.written() for index, choice in self._choices.items()}
         self._check_open()

@@ -79,7 +79,7 @@ async def build_handler(
         case Pool.RETRIEVAL:
             return _retrieval(settings, broker, outbox, cancellations)
         case Pool.GENERATION:
-            return await _generation(settings, broker, outbox, stack, colour)
+            return await _generation(settings, broker, outbox, stack, colour, cancellations)
 
 
 async def _router(
@@ -138,7 +138,12 @@ def _retrieval(settings: Settings, broker: Broker, outbox: Outbox, cancellations
 
 
 async def _generation(
-    settings: Settings, broker: Broker, outbox: Outbox, stack: AsyncExitStack, colour: str
+    settings: Settings,
+    broker: Broker,
+    outbox: Outbox,
+    stack: AsyncExitStack,
+    colour: str,
+    cancellations: Cancellations,
 ) -> Handler:
     from workers.generation.assemble import build_generation
 
@@ -151,6 +156,7 @@ async def _generation(
         templates=_path("generation.templates", settings.generation.templates),
         intents=_path("intent.intents", settings.intent.intents),
         topic=pool_topic(Pool.GENERATION, colour),
+        cancellations=cancellations,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from schemas.envelope import RoutedRequest
 from schemas.errors import GeaError
 from schemas.retrieval import Passage
@@ -15,43 +17,66 @@ from schemas.tokens import (
     Explanation,
     FinishReason,
     Timings,
-    Usage,
 )
+from streams.claims import StreamView
 from workers.generation.engine import EngineIdentity, Finished, TokenChunk
 from workers.generation.strategies import Plan
-from workers.outbox import failure_of
+from workers.outbox import early_end
 from workers.retrieval.given import given_passages
 
 
 @dataclass(slots=True)
 class Draft:
-    """An answer in the making. Times are Unix milliseconds."""
+    """An answer in the making, all of it: what an earlier run has written (`begun`) and what this one adds.
+
+    Times are Unix milliseconds; `first_token_ms` may be that of an earlier run.
+    """
 
     routed: RoutedRequest
     plan: Plan
     reason: str = ""
+    begun: StreamView = field(default_factory=StreamView)
     texts: dict[int, list[str]] = field(default_factory=dict)
     first_token_ms: int = 0
     last_token_ms: int = 0
     gaps_ms: list[int] = field(default_factory=list)
+    num_tokens: int = 0
     finished: Finished | None = None
 
-    def add(self, chunk: TokenChunk, now_ms: int) -> None:
-        """Take one more chunk."""
-        if self.first_token_ms:
+    @property
+    def max_tokens(self) -> int:
+        """Return how many tokens all choices together may have."""
+        return self.plan.sampling.max_tokens * self.plan.sampling.n
+
+    def add(self, chunk: TokenChunk) -> None:
+        """Take one more chunk of the run."""
+        self.num_tokens += len(chunk.token_ids)
+        self.texts.setdefault(chunk.index, []).append(chunk.text)
+
+    def publish(self, now_ms: int) -> None:
+        """Note the time of a chunk that readers did not have."""
+        if self.last_token_ms:
             self.gaps_ms.append(now_ms - self.last_token_ms)
         self.first_token_ms = self.first_token_ms or now_ms
         self.last_token_ms = now_ms
-        self.texts.setdefault(chunk.index, []).append(chunk.text)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Return whether the run was stopped before its end."""
+        return self.finished is not None and _status(self.finished) is EndStatus.CANCELLED
 
     def text(self, index: int = 0) -> str:
-        """Return the text of a choice."""
-        return "".join(self.texts.get(index, ()))
+        """Return the text of a choice as readers have it: a run that is stopped early has not repeated all of it."""
+        text = "".join(self.texts.get(index, ()))
+        begun = self.begun.text(index)
+        return text if len(text) > len(begun) else begun
 
     def citations(self) -> tuple[Citation, ...]:
         """Return which passage supports which sentence, over all choices."""
         return tuple(
-            citation for index in sorted(self.texts) for citation in self.plan.cite(self.text(index), index=index)
+            citation
+            for index in sorted({*self.begun.indexes, *self.texts})
+            for citation in self.plan.cite(self.text(index), index=index)
         )
 
 
@@ -62,7 +87,7 @@ def end_of(draft: Draft, identity: EngineIdentity, now_ms: int) -> End:
     routed = draft.routed
     reasons = {choice.index: choice.finish_reason for choice in finished.choices}
     return End(
-        status=_status(list(reasons.values())),
+        status=_status(finished),
         finish_reason=reasons.get(0, FinishReason.STOP),
         usage=finished.usage,
         timings=_timings(draft, finished, now_ms),
@@ -80,15 +105,9 @@ def end_of(draft: Draft, identity: EngineIdentity, now_ms: int) -> End:
     )
 
 
-def failed_end(routed: RoutedRequest, error: GeaError, now_ms: int) -> End:
-    """Return the end of a run that `error` broke off."""
-    return End(
-        status=EndStatus.FAILED,
-        finish_reason=FinishReason.ERROR,
-        usage=Usage(),
-        timings=Timings(total_ms=float(now_ms - routed.received_ms)),
-        failure=failure_of(error),
-    )
+def broken_end(routed: RoutedRequest, error: GeaError, now_ms: int) -> End:
+    """Return the end of a run that `error` broke off: as cancelled if it is that, else as failed."""
+    return msgspec.structs.replace(early_end(error), timings=Timings(total_ms=float(now_ms - routed.received_ms)))
 
 
 def passages_of(routed: RoutedRequest) -> tuple[Passage, ...]:
@@ -98,7 +117,8 @@ def passages_of(routed: RoutedRequest) -> tuple[Passage, ...]:
     return routed.retrieval.passages if routed.retrieval else ()
 
 
-def _status(reasons: list[FinishReason]) -> EndStatus:
+def _status(finished: Finished) -> EndStatus:
+    reasons = [choice.finish_reason for choice in finished.choices]
     if FinishReason.ABORT in reasons:
         return EndStatus.CANCELLED
     if FinishReason.LENGTH in reasons:

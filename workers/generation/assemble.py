@@ -7,6 +7,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from streams.broker import Broker
+from streams.cancellations import Cancellations
 from streams.session import SessionStore
 from workers.connect import writer_limits
 from workers.generation.engine import Engine, Precision
@@ -33,6 +34,7 @@ def build_generation(
     templates: Path,
     intents: Path,
     topic: str,
+    cancellations: Cancellations | None = None,
 ) -> GenerationHandler:
     """Return the handler of the generation pool; nothing is loaded yet. The fake engine needs no model folder.
 
@@ -40,8 +42,12 @@ def build_generation(
     """
     engine = build_engine(settings, model)
     planner = build_planner(settings, model, templates=templates, intents=intents)
-    limits = GenerationLimits(writer=writer_limits(settings), num_turns=settings.session.turns)
-    return GenerationHandler(engine, planner, sessions, broker, outbox, topic=topic, limits=limits)
+    limits = GenerationLimits(
+        writer=writer_limits(settings), num_turns=settings.session.turns, max_attempts=settings.retry.max_attempts
+    )
+    return GenerationHandler(
+        engine, planner, sessions, broker, outbox, topic=topic, limits=limits, cancellations=cancellations
+    )
 
 
 def build_engine(settings: Settings, model: Path | None) -> Engine:

@@ -6,19 +6,22 @@ Tokenizing takes milliseconds per kilobyte, so plans are made in a thread.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import yaml
 
 from schemas.envelope import RoutedRequest
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, InvalidRequestError
 from schemas.request import Strategy
-from streams.session import Turn
 from workers.generation.answer import passages_of
 from workers.generation.engine import Engine
 from workers.generation.prompt import Prompter
 from workers.generation.strategies import (
+    ConversationTurn,
     GenerationDefaults,
     Plan,
     RoutingSignals,
@@ -54,18 +57,22 @@ class Planner:
         """Load the prompter for a started engine. Raises ConfigError."""
         self._prompter = await asyncio.to_thread(self._load, engine)
 
-    async def plan(self, routed: RoutedRequest, turns: Sequence[Turn]) -> tuple[Plan, str]:
-        """Return the plan and the reason for its strategy.
+    async def plan(self, routed: RoutedRequest, turns: Sequence[ConversationTurn]) -> tuple[Plan, str]:
+        """Return the plan and the reason for its strategy. Equal requests and turns have equal plans.
 
-        Raises PromptTooLongError, and InvalidRequestError for a strategy that is not known here.
+        Raises PromptTooLongError, and InvalidRequestError for a strategy that is not known here or a conversation that
+        the model's chat template refuses.
         """
         assert self._prompter is not None, "start() comes first"
         context = self._context(routed, turns, self._prompter)
         choice = choose(self._signals(context))
         strategy = self._registry.get(choice.strategy)
-        return await asyncio.to_thread(strategy.plan, context), choice.reason
+        try:
+            return await asyncio.to_thread(strategy.plan, context), choice.reason
+        except ConfigError as error:  # it rendered others: what is wrong is in this conversation
+            raise InvalidRequestError(f"messages: {error.message}", field="messages") from error
 
-    def _context(self, routed: RoutedRequest, turns: Sequence[Turn], prompter: Prompter) -> StrategyContext:
+    def _context(self, routed: RoutedRequest, turns: Sequence[ConversationTurn], prompter: Prompter) -> StrategyContext:
         request = routed.request
         found = routed.intent.language if routed.intent else None
         return StrategyContext(
@@ -89,6 +96,22 @@ class Planner:
             hint=self._hints.get(intent),
             has_template=self._templates.find(intent, context.language) is not None,
         )
+
+
+def fingerprint(plan: Plan) -> str:
+    """Return a hash of all that shapes the text of a plan, the same in every process: equal plans go on alike."""
+    sampling = plan.sampling
+    shaping = {
+        "strategy": plan.strategy,
+        "sampling": replace(sampling, logit_bias={}, stop_token_ids=frozenset()),
+        "logit_bias": sorted(sampling.logit_bias.items()),
+        "stop_token_ids": sorted(sampling.stop_token_ids),
+        "pieces": plan.pieces,
+        "prompt": plan.prompt,
+        "passages": plan.passages,
+        "is_gated": plan.may_publish is not None,
+    }
+    return hashlib.sha256(msgspec.msgpack.encode(shaping)).hexdigest()
 
 
 def load_hints(path: Path) -> dict[str, Strategy]:

@@ -6,7 +6,7 @@ usage counts what was handed out. A stream that continues an earlier one is whol
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from schemas.tokens import FinishReason, Usage
@@ -26,7 +26,7 @@ from workers.generation.strategies.plan import FixedPiece, Plan
 
 async def play(
     engine: Engine, plan: Plan, request_id: str, output: Sequence[Sequence[int]] = ()
-) -> AsyncIterator[EngineEvent]:
+) -> AsyncGenerator[EngineEvent, None]:
     """Yield the chunks of an answer and one `Finished`.
 
     `output` are the token ids of each choice, by index, that an earlier run of the plan has published: they come again
