@@ -1,0 +1,292 @@
+"""A consumer whose member is stuck, or does not know whether it is a member, on the in-memory broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from schemas.errors import BrokerUnavailableError, MembershipLostError
+from streams.broker import TopicPartition
+from streams.consumer import Delivery, PoolConsumer
+from streams.memory import MemoryBroker
+from streams.memory_clients import MemoryGroupConsumer
+from streams.settings import ConsumerLimits
+from tests.streams.test_consumer import GROUP, P0, QUICK, TOPIC, broker_with, offsets, produce, take
+
+WATCHED = ConsumerLimits(batch_size=1, max_wait_ms=0, commit_interval_ms=1, poll_timeout_ms=5, stuck_ms=40)
+
+
+def consumer(broker: MemoryBroker, member: str = "a", limits: ConsumerLimits = WATCHED) -> PoolConsumer:
+    return PoolConsumer(broker, [TOPIC], group=GROUP, member=member, limits=limits)
+
+
+async def until(broker: MemoryBroker, is_true: Callable[[], bool]) -> None:
+    """Wait for what no event of the broker tells of."""
+    async with asyncio.timeout(5):
+        while not is_true():
+            await broker.wait(0.002)
+
+
+def freeze(member: MemoryGroupConsumer) -> None:
+    member.is_stuck = True
+    member._log.positions.clear()  # the poll that runs already shall bring nothing
+
+
+def forget_positions(member: MemoryGroupConsumer) -> None:
+    member._log.positions.clear()
+
+
+def die(member: MemoryGroupConsumer) -> None:
+    member._log.failure = MembershipLostError("dead")
+
+
+@pytest.mark.parametrize("break_it", [freeze, forget_positions, die])
+async def test_a_stuck_member_is_replaced_and_its_records_come_again(
+    break_it: Callable[[MemoryGroupConsumer], None],
+) -> None:
+    broker = await broker_with()
+    await produce(broker, 1)
+    async with consumer(broker) as pool:
+        batches = pool.batches()
+        (first,) = await take(batches, 1)
+        first.done()
+        await broker.until(lambda: broker.committed(GROUP, P0) == 1)
+        (old,) = broker.members("a")
+        break_it(old)
+        await produce(broker, 2)
+        fresh = await take(batches, 2)
+        assert offsets(fresh) == [1, 2]
+        assert fresh[0].generation > first.generation
+        assert pool.statistics().num_rebuilds >= 1
+        assert old not in broker.members("a"), "the stuck one has left"
+        for delivery in fresh:
+            delivery.done()
+        await broker.until(lambda: broker.committed(GROUP, P0) == 3)
+
+
+async def test_a_rebalance_that_never_ends_is_ended() -> None:
+    broker = await broker_with()
+    await produce(broker, 1)
+    async with consumer(broker) as pool:
+        batches = pool.batches()
+        (first,) = await take(batches, 1)
+        (old,) = broker.members("a")
+        await old.revoke()
+        assert not first.is_leased()
+        (again,) = await take(batches, 1)
+        assert again.record == first.record
+        assert (first.is_current(), again.is_current()) == (False, True)
+
+
+async def test_work_of_a_stuck_member_is_cancelled_and_taken_over() -> None:
+    broker = await broker_with()
+    await produce(broker, 1)
+    async with consumer(broker) as pool:
+        batches = pool.batches()
+        (first,) = await take(batches, 1)
+        work = asyncio.create_task(asyncio.Event().wait())
+        first.attach(work)
+        freeze(broker.members("a")[0])
+        (again,) = await take(batches, 1)
+        assert work.cancelling()
+        assert again.is_takeover
+        first.done()
+        again.done()
+        await broker.until(lambda: broker.committed(GROUP, P0) == 1)
+        await asyncio.gather(work, return_exceptions=True)
+
+
+async def test_a_busy_a_paused_and_an_idle_member_are_not_stuck() -> None:
+    broker = await broker_with()
+    await produce(broker, 3)
+    limits = ConsumerLimits(
+        batch_size=1, max_wait_ms=0, max_in_flight=1, commit_interval_ms=1, poll_timeout_ms=1, stuck_ms=10
+    )
+    async with consumer(broker, limits=limits) as pool, consumer(broker, "b", limits) as other:
+        busy = next(each for each in (pool, other) if each.statistics().num_partitions)
+        (held,) = await take(busy.batches(), 1)
+        began = asyncio.get_running_loop().time()
+        await until(broker, lambda: asyncio.get_running_loop().time() > began + 0.1)
+        assert held.is_current()
+        assert busy.statistics().num_paused == 1
+        assert [each.statistics().num_rebuilds for each in (pool, other)] == [0, 0]
+
+
+async def test_a_broker_that_is_away_is_no_reason_to_replace_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.consumer.RETRY_S", 0.002)
+    broker = await broker_with()
+    await produce(broker, 1)
+    async with consumer(broker) as pool:
+        (first,) = await take(pool.batches(), 1)
+        broker.down = True
+        began = asyncio.get_running_loop().time()
+        await until(broker, lambda: asyncio.get_running_loop().time() > began + 0.15)
+        broker.down = False
+        await until(broker, lambda: pool.statistics().lag == 1)
+        assert first.is_current()
+        assert pool.statistics().num_rebuilds == 0
+
+
+async def test_joining_anew_waits_for_a_broker_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.consumer.RETRY_S", 0.002)
+    broker = await broker_with()
+    async with consumer(broker) as pool:
+        join, attempts = broker.group_consumer, 0
+
+        async def refuse_twice(*args: Any, **kwargs: Any) -> MemoryGroupConsumer:
+            nonlocal attempts
+            attempts += 1
+            if attempts <= 2:
+                raise BrokerUnavailableError("away")
+            return await join(*args, **kwargs)
+
+        monkeypatch.setattr(broker, "group_consumer", refuse_twice)
+        die(broker.members("a")[0])
+        await produce(broker, 1)
+        assert offsets(await take(pool.batches(), 1)) == [0]
+        assert attempts == 3
+
+
+async def test_where_replacing_does_not_help_it_is_tried_less_and_less_often() -> None:
+    broker = await broker_with()
+
+    async with consumer(broker) as pool:
+        begun = asyncio.get_running_loop().time()
+        await produce(broker, 1)
+        while pool.statistics().num_rebuilds < 3:
+            for member in broker.members("a"):
+                forget_positions(member)
+            await broker.wait(0.001)
+        assert asyncio.get_running_loop().time() - begun > 0.04 * (1 + 2 + 4)
+
+
+async def test_nothing_is_handed_out_while_the_lease_is_in_doubt() -> None:
+    broker = await broker_with()
+    async with consumer(broker) as pool:
+        (member,) = broker.members("a")
+        member.is_unheard = True
+        await produce(broker, 1)
+        await until(broker, lambda: pool.statistics().num_waiting == 1)
+        next_batch = asyncio.create_task(take(pool.batches(), 1))
+        await broker.wait(0.02)
+        assert not next_batch.done()
+        member.is_unheard = False
+        (delivery,) = await next_batch
+        assert delivery.is_leased()
+        member.is_unheard = True
+        assert not delivery.is_leased()
+        assert delivery.is_current(), "what runs goes on: whether its words count, the log decides"
+
+
+async def test_a_partition_lost_and_regained_is_handed_out_again_once() -> None:
+    broker = await broker_with(2)
+    await produce(broker, 2, partition=0)
+    await produce(broker, 2, partition=1)
+    async with consumer(broker, limits=QUICK) as pool:
+        batches = pool.batches()
+        held = await take(batches, 4)
+        async with consumer(broker, "b", QUICK):
+            lost = [delivery for delivery in held if not delivery.is_current()]
+            assert len(lost) == 2
+        again = await take(batches, 2)
+        assert [d.record for d in again] == [d.record for d in lost]
+        assert all(delivery.is_takeover for delivery in again)
+        assert min(d.generation for d in again) > max(d.generation for d in held)
+        for delivery in (*lost, *again, *held):
+            delivery.done()
+        await broker.until(lambda: all(broker.committed(GROUP, place) == 2 for place in broker.places(TOPIC)))
+        assert pool.statistics().num_in_flight == 0
+
+
+async def test_trackers_survive_many_rebalances_and_nothing_is_started_twice() -> None:
+    broker = await broker_with(4)
+    for partition in range(4):
+        await produce(broker, 3, partition=partition)
+    async with consumer(broker, limits=QUICK) as pool:
+        held = await take(pool.batches(), 12)
+        for _ in range(20):
+            await broker.rebalance(GROUP)
+        await until(broker, lambda: pool.statistics().lag == 12)
+        assert pool.statistics().num_delivered == 12
+        assert all(delivery.is_current() for delivery in held)
+
+
+async def test_a_commit_that_hangs_does_not_hold_a_rebalance_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streams.membership.REVOKE_COMMIT_S", 0.01)
+    broker = await broker_with()
+    await produce(broker, 1)
+    async with consumer(broker, limits=QUICK) as pool:
+        (first,) = await take(pool.batches(), 1)
+        (member,) = broker.members("a")
+
+        async def hang(offsets: Mapping[TopicPartition, int]) -> bool:
+            await asyncio.Event().wait()
+            return False
+
+        monkeypatch.setattr(member, "commit", hang)
+        first.done()
+        async with asyncio.timeout(2):
+            await broker.rebalance(GROUP)
+        monkeypatch.undo()
+        assert pool.statistics().generation == 2
+
+
+async def test_quick_work_is_finished_before_its_partition_goes_away() -> None:
+    broker = await broker_with()
+    await produce(broker, 1)
+    async with consumer(broker, limits=QUICK) as pool:
+        (first,) = await take(pool.batches(), 1)
+        rebalance = asyncio.create_task(broker.rebalance(GROUP))
+        await asyncio.sleep(0)
+        first.done()
+        await rebalance
+        assert broker.committed(GROUP, P0) == 1
+
+
+async def test_the_pause_is_lifted_after_a_rebalance_that_came_in_between() -> None:
+    broker = await broker_with()
+    await produce(broker, 4)
+    limits = ConsumerLimits(batch_size=1, max_wait_ms=0, max_in_flight=2, poll_timeout_ms=5)
+    async with consumer(broker, limits=limits) as pool:
+        batches = pool.batches()
+        held = await take(batches, 2)
+        for _ in range(3):
+            await broker.rebalance(GROUP)
+            assert pool.statistics().num_paused == 1
+            assert broker.members("a")[0]._log.paused == {P0}, "the broker's own flag, not our note of it"
+        for delivery in held:
+            delivery.done()
+        assert broker.members("a")[0]._log.paused == set()
+        assert offsets(await take(batches, 2)) == [2, 3]
+
+
+async def test_time_and_failures_of_requests_are_told() -> None:
+    broker = await broker_with()
+    await produce(broker, 4)
+    async with consumer(broker, limits=QUICK) as pool:
+        deliveries: list[Delivery] = await take(pool.batches(), 4)
+        assert (pool.statistics().request_ms, pool.statistics().error_rate) == (0.0, 0.0)
+        for delivery in deliveries[:2]:
+            delivery.done()
+        assert pool.statistics().request_ms > 0
+        assert pool.statistics().error_rate == 0
+        deliveries[2].fail()
+        deliveries[2].done()
+        deliveries[3].done()
+        assert 0.05 < pool.statistics().error_rate < 0.1
+
+
+async def test_idle_means_that_nothing_waits_and_nothing_runs() -> None:
+    broker = await broker_with()
+    await produce(broker, 1)
+    async with consumer(broker, limits=QUICK) as pool:
+        (delivery,) = await take(pool.batches(), 1)
+        assert not await pool.idle(0.02)
+        waiting = asyncio.create_task(pool.idle(5))
+        await asyncio.sleep(0)
+        delivery.done()
+        assert await waiting
+        assert broker.committed(GROUP, P0) == 1
