@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from schemas.request import GenerationRequest, Message, Role, Strategy
 from schemas.retrieval import Passage
 from schemas.tokens import FinishReason
 from tests.workers.generation.fakes import byte_prompter
-from workers.generation.engine.fake import END_OF_SEQUENCE, ByteTokenizer, FakeEngine
-from workers.generation.engine.protocol import EngineRequest, Finished, TokenChunk
+from workers.generation.engine.fake import END_OF_SEQUENCE, ByteTokenizer, FakeEngine, Script
+from workers.generation.engine.protocol import Finished, TokenChunk
 from workers.generation.strategies import (
     GenerationDefaults,
     Plan,
@@ -68,9 +67,7 @@ def plan_of(
     return build_registry(BOOK, small_model=small_model).get(strategy).plan(context)
 
 
-async def run(
-    plan: Plan, script: str | Callable[[EngineRequest], str] = ""
-) -> tuple[dict[int, str], Finished, FakeEngine]:
+async def run(plan: Plan, script: str | Script = "") -> tuple[dict[int, str], Finished, FakeEngine]:
     engine = FakeEngine(script)
     await engine.start()
     texts: dict[int, str] = {}
