@@ -29,7 +29,8 @@ class LeaseWatch:
         self._heard_at: ExpiringMap[Key, float] = ExpiringMap(max_age_s=MAX_LEASE_S, max_items=max_ids, clock=clock)
         self._held: dict[Key, list[float]] = {}
         self._since: dict[Key, float] = {}
-        self._is_hearing = True
+        self.is_hearing = True
+        """Whether readers can be heard at all."""
         self._hearing_since = NEVER
 
     @property
@@ -43,9 +44,9 @@ class LeaseWatch:
 
     def hear(self, is_hearing: bool) -> None:
         """Note whether readers can be heard at all."""
-        if is_hearing and not self._is_hearing:
+        if is_hearing and not self.is_hearing:
             self._hearing_since = self._clock()
-        self._is_hearing = is_hearing
+        self.is_hearing = is_hearing
 
     @contextmanager
     def hold(self, key: Key, lease_s: float | None) -> Iterator[None]:
@@ -65,7 +66,7 @@ class LeaseWatch:
 
     def check(self) -> None:
         """Let the leases lapse whose time is over; call it often."""
-        if not self._is_hearing:
+        if not self.is_hearing:
             return
         now = self._clock()
         for key, leases in list(self._held.items()):
