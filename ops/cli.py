@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ops.commands import ask, demo, knowledge, stack, tail, topics, worker
+from ops.commands import ask, demo, dlq, knowledge, stack, tail, topics, worker
 from ops.terminal import command, start
 
 app = typer.Typer(
@@ -54,6 +54,11 @@ app.command()(command(worker.worker))
 topics.app.command("apply")(command(topics.apply))
 topics.app.command("show")(command(topics.show))
 app.add_typer(topics.app, name="topics")
+
+dlq.app.command("list")(command(dlq.list_))
+dlq.app.command("show")(command(dlq.show))
+dlq.app.command("redrive")(command(dlq.redrive))
+app.add_typer(dlq.app, name="dlq")
 
 knowledge.train.command("intent")(command(knowledge.train_intent))
 app.add_typer(knowledge.train, name="train")

@@ -73,9 +73,16 @@ class Reporter:
         self._console.print(f"[red]✗ {escape(text)}[/]")
 
 
-def emit_json(value: object) -> None:
-    """Print one JSON object as the last line of stdout."""
-    print(json.dumps(value, ensure_ascii=False), flush=True)
+def emit_json(value: object, *, is_ascii: bool = False) -> None:
+    """Print one JSON object as the last line of stdout; in ASCII where it quotes what strangers wrote."""
+    print(json.dumps(value, ensure_ascii=is_ascii), flush=True)
+
+
+def printable(text: str) -> str:
+    """Return text that does nothing to a terminal: what is not printable is shown as its escape."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
+    )
 
 
 def start(app: typer.Typer) -> NoReturn:

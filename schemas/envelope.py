@@ -47,6 +47,7 @@ WORKER_TYPE = "gea.worker.v1"
 ROUTES_TYPE = "gea.routes.v1"
 DEAD_LETTER_TYPE = "gea.dead-letter.v1"
 CONTROL_TYPE = "gea.control.v1"
+REDRIVEN_TYPE = "gea.redriven.v1"
 
 
 class RequestHeaders(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,4 +67,5 @@ def _without_value(letter: DeadLetter) -> DeadLetter:
         request_id=letter.request_id,
         worker_id=letter.worker_id,
         failed_ms=letter.failed_ms,
+        is_left_out=True,
     )

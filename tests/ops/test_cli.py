@@ -18,7 +18,7 @@ from schemas.worker import Pool
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     ["demo"], ["up"], ["down"], ["status"], ["ask"], ["chat"], ["tail"], ["replay"], ["ingest"], ["worker"],
-    ["topics", "apply"], ["topics", "show"], ["train", "intent"],
+    ["topics", "apply"], ["topics", "show"], ["train", "intent"], ["dlq", "list"], ["dlq", "show"], ["dlq", "redrive"],
 ]  # fmt: skip
 runner = CliRunner()
 
