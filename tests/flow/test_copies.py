@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 
 from schemas.codec import pack
-from schemas.envelope import Headers
+from schemas.envelope import Headers, Reply
 from schemas.request import GenerationRequest
-from schemas.tokens import Kind
+from schemas.tokens import Claim, Epoch, Kind, TokenRecord
 from schemas.worker import Pool
 from streams.broker import Producer, Record
 from streams.routing import murmur2_partition
+from streams.token_record import send_token
 from streams.topics import TOKENS, pool_group, pool_topic
 from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
-from tests.flow.test_failures import TEXT, Gate, all_committed, dead_letters, send_raw
+from tests.flow.test_failures import TEXT, Gate, all_committed, dead_letters, send_raw, view_of
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.stage import GenerationHandler
@@ -124,3 +125,23 @@ async def test_without_the_store_another_tenants_repeat_gets_nothing_of_the_stre
         await all_committed(gea, TOPIC, Pool.GENERATION)
         assert [letter.code for letter in dead_letters(gea)] == ["invalid_request"]
         assert not any(record.kind is Kind.SEE for record in gea.tokens_of("r-1"))
+
+
+async def test_a_copy_is_not_acknowledged_on_the_word_of_a_run_that_wrote_its_end_in_vain() -> None:
+    gate = Gate(stop_at=10)
+    async with installation() as gea, gea.client() as client:
+        await gea.start_all(FakeEngine(TEXT, pause=gate))
+        producer = await gea.broker.producer()
+        died = TokenRecord(kind=Kind.CLAIM, epoch=Epoch(0, 99), owner="died", claim=Claim())
+        reply = Reply(topic=TOKENS, partition=murmur2_partition(b"r-1", NUM_PARTITIONS))
+        await send_token(producer, reply, "r-1", died)
+        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
+        await gate.reached.wait()  # its claim does not count, and it does not know
+        (first,) = gea.broker.records(TOPIC)
+        await producer.send(TOPIC, first.value, key=first.key, headers=first.headers, partition=first.partition)
+        await until(lambda: gea.workers["generation-1"].worker.status().requests_in_flight == 2)
+        gate.opened.set()
+        await asking
+        await all_committed(gea, TOPIC, Pool.GENERATION)
+        view = view_of(gea, "r-1")
+        assert (view.is_ended, view.text()) == (True, TEXT)

@@ -36,6 +36,7 @@ from streams.token_writer import TokenWriter, WriterLimits
 from workers.failure_policy import MAX_ATTEMPTS, Decision, Verdict, decide
 from workers.generation.engine import Engine
 from workers.generation.planning import Planner
+from workers.generation.probe import probe_engine
 from workers.generation.run import Parts, Run, claim_of
 from workers.handler import decode_routed, epoch_of, gather_all, refusal_epoch, refuse_record
 from workers.outbox import Outbox
@@ -145,6 +146,10 @@ class GenerationHandler:
             last_step_ms=statistics.last_step_ms,
         )
 
+    async def probe(self) -> float | None:
+        """Decode a few tokens and return the time of one."""
+        return await probe_engine(self._engine)
+
     async def stop(self) -> None:
         """Stop the engine."""
         await self._engine.stop()
@@ -167,9 +172,13 @@ class GenerationHandler:
         is_takeover = delivery.is_takeover or routed.hop > 0
         while (running := self._running.get(routed.request_id)) is not None:
             if await asyncio.shield(running.has_ended):
-                await self._share(delivery, routed, running.routed)
-                return
-            is_takeover = True
+                if routed.tenant != running.routed.tenant:
+                    in_use = InvalidRequestError("request_id: in use by another tenant", field="request_id")
+                    await self._outbox.dead_letter(delivery.record, in_use)
+                    delivery.done()
+                    return
+                routed = await self._joined(delivery, routed, running.routed)
+            is_takeover = True  # the end may have been written in vain: only the log tells
         running = self._running[routed.request_id] = _Running(routed=routed)
         is_over = False
         try:
@@ -182,15 +191,13 @@ class GenerationHandler:
             await self._hand_on(delivery, routed, hand_on)
         delivery.done()
 
-    async def _share(self, delivery: Delivery, routed: RoutedRequest, first: RoutedRequest) -> None:
-        """Acknowledge a copy of a request that has ended here; a repeat is pointed to the first one's stream."""
-        if routed.tenant != first.tenant:
-            in_use = InvalidRequestError("request_id: in use by another tenant", field="request_id")
-            await self._outbox.dead_letter(delivery.record, in_use)
-        elif routed.origin != first.origin:
-            see = See(topic=first.reply.topic, partition=first.reply.partition, offset=first.reply.start)
-            await self._outbox.point_to(routed.reply, routed.request_id, see, epoch=refusal_epoch(delivery))
-        delivery.done()
+    async def _joined(self, delivery: Delivery, routed: RoutedRequest, first: RoutedRequest) -> RoutedRequest:
+        """Return a copy of a request that has run here as one of the same stream; a repeat is pointed to that."""
+        if routed.origin == first.origin:
+            return routed
+        see = See(topic=first.reply.topic, partition=first.reply.partition, offset=first.reply.start)
+        await self._outbox.point_to(routed.reply, routed.request_id, see, epoch=refusal_epoch(delivery))
+        return msgspec.structs.replace(routed, reply=first.reply, origin=first.origin)
 
     async def _run(
         self, delivery: Delivery, running: _Running, cancelled: asyncio.Event, *, is_takeover: bool
@@ -228,6 +235,8 @@ class GenerationHandler:
             jitter=random.uniform(-1, 1),
             max_attempts=self._limits.max_attempts,
         )
+        if decision.verdict in (Verdict.RETRY, Verdict.DEAD_LETTER):
+            delivery.fail()
         is_wanted = not cancelled.is_set()
         if decision.verdict is Verdict.RETRY and is_wanted:
             return _HandOn(error=error, decision=decision)
