@@ -159,7 +159,7 @@ class ChunkStream:
         self._may_run = True
         reader, self.position = opened.reader, opened.position
         until = opened.scan_until
-        speaking = asyncio.create_task(self._keep_alive()) if self._keep_alive is not None else None
+        speaking = asyncio.create_task(self._keep_alive(), name="alive") if self._keep_alive is not None else None
         try:
             while not reader.view.is_ended:
                 events = await reader.next_events(max(0.0, deadline - time.monotonic()), until=until)
