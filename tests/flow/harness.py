@@ -34,6 +34,7 @@ from streams.topics import TOKENS, pool_topic, topic_specs
 from tests.flow.planners import byte_planner
 from workers.annotating import AnnotatingHandler
 from workers.generation.engine.fake import FakeEngine
+from workers.generation.planning import Planner
 from workers.generation.stage import GenerationHandler, GenerationLimits
 from workers.handler import Handler
 from workers.outbox import Outbox
@@ -125,6 +126,9 @@ class Installation:
         self.intent = FixedAnnotator(Pool.INTENT, with_intent)
         self.retrieval = FixedAnnotator(Pool.RETRIEVAL, with_passage)
         self.limits = LIMITS
+        self.planner: Callable[[], Planner] = byte_planner
+        self.lease_s = 1.0
+        """How long a generation worker lets another run of its request be silent."""
         self.clock: Callable[[], float] = time.monotonic
         """Seconds by which the leases of readers run."""
 
@@ -218,12 +222,13 @@ class Installation:
             case Pool.GENERATION:
                 return GenerationHandler(
                     engine or FakeEngine("Within 30 days."),
-                    byte_planner(),
+                    self.planner(),
                     self.sessions(),
                     broker,
                     outbox,
                     topic=pool_topic(Pool.GENERATION, "blue"),
-                    limits=GenerationLimits(writer=WriterLimits(max_tokens=4, max_delay_ms=5), lease_s=1.0),
+                    limits=GenerationLimits(writer=WriterLimits(max_tokens=4, max_delay_ms=5), lease_s=self.lease_s),
+                    cancellations=cancellations,
                 )
 
 
