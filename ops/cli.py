@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ops.commands import ask, demo, dlq, knowledge, stack, tail, topics, worker
+from ops.commands import ask, bench, demo, dlq, knowledge, stack, tail, topics, worker
 from ops.terminal import command, start
 
 app = typer.Typer(
@@ -59,6 +59,9 @@ dlq.app.command("list")(command(dlq.list_))
 dlq.app.command("show")(command(dlq.show))
 dlq.app.command("redrive")(command(dlq.redrive))
 app.add_typer(dlq.app, name="dlq")
+
+bench.app.command("chaos")(command(bench.chaos))
+app.add_typer(bench.app, name="bench")
 
 knowledge.train.command("intent")(command(knowledge.train_intent))
 app.add_typer(knowledge.train, name="train")

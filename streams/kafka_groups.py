@@ -23,10 +23,13 @@ from streams.settings import BrokerSettings, Timeouts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """A group as its coordinator sees it. `state` is Kafka's word; `members` are client ids, in no order."""
+    """A group as its coordinator sees it. `state` is Kafka's word; `members` are client ids by Kafka's member id.
+
+    A member that died stands there, under a member id of its own, until its session is over.
+    """
 
     state: str
-    members: tuple[str, ...]
+    members: Mapping[str, str]
 
 
 class KafkaGroups:
@@ -45,7 +48,7 @@ class KafkaGroups:
             ((code, _, state, _, _, members, *_),) = answer.groups
             if code:
                 raise for_code(code)(f"group {group}")
-        return GroupView(state=state, members=tuple(client_id for _, client_id, *_ in members))
+        return GroupView(state=state, members={member_id: client_id for member_id, client_id, *_ in members})
 
     async def committed(self, group: str) -> Mapping[TopicPartition, int]:
         """Return the committed offsets of a group. Raises BrokerUnavailableError."""

@@ -27,10 +27,10 @@ async def test_members_and_committed_offsets_of_a_group_are_seen(broker: KafkaBr
         async with PoolConsumer(broker, [topic], group=group, member="me", limits=limits) as pool:
             await producer.send(topic, b"one")
             (delivery,) = await anext(pool.batches())
-            assert (await groups.view(group)).members == ("me",)
+            assert list((await groups.view(group)).members.values()) == ["gea-me"]
             delivery.done()
             assert await pool.drain(5)
-        assert (await groups.view(group)).members == ()
+        assert (await groups.view(group)).members == {}
         assert await groups.committed(group) == {TopicPartition(topic, 0): 1}
         assert await groups.committed(f"{group}-unknown") == {}
     await producer.close()
