@@ -21,7 +21,10 @@ OnChunk = Callable[[Chunk], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """An answer with the times that the caller saw: from the call to the first text and to the end."""
+    """An answer with the times that the caller saw: from the call to the first text and to the end.
+
+    One that was cancelled has the text so far.
+    """
 
     request_id: str
     text: str
@@ -63,6 +66,7 @@ class Answered:
             "timings": msgspec.to_builtins(self.end.timings),
             "model": self.end.model,
             **({"answers": list(self.texts)} if len(self.texts) > 1 else {}),
+            **({"reason": self.end.failure.message} if self.end.failure else {}),
         }
 
 
@@ -73,12 +77,15 @@ async def ask(
     on_chunk: OnChunk,
     timeout_s: float,
     deadline_s: float | None = None,
+    cancel_on_close: bool = False,
 ) -> Answered:
     """Produce a request and follow it to its end. After `timeout_s` we stop waiting, after `deadline_s` GEA gives up.
 
-    Raises CommandError for a request that failed, GeaError when no end came or Kafka is away.
+    `cancel_on_close`: whoever stops us, or gives up waiting, cancels the request. Raises CommandError for a request
+    that failed, GeaError when no end came or Kafka is away.
     """
-    return await follow(client.generate(request, timeout_s=timeout_s, deadline_s=deadline_s), on_chunk=on_chunk)
+    stream = client.generate(request, timeout_s=timeout_s, deadline_s=deadline_s, cancel_on_close=cancel_on_close)
+    return await follow(stream, on_chunk=on_chunk)
 
 
 async def follow(stream: ChunkStream, *, on_chunk: OnChunk) -> Answered:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ops.commands import ask, bench, demo, dlq, knowledge, stack, tail, topics, worker
+from ops.commands import ask, bench, cancel, demo, dlq, knowledge, stack, tail, topics, worker
 from ops.terminal import command, start
 
 app = typer.Typer(
@@ -48,6 +48,7 @@ app.command()(command(ask.ask))
 app.command()(command(ask.chat))
 app.command()(command(tail.tail))
 app.command()(command(ask.replay))
+app.command()(command(cancel.cancel))
 app.command()(command(knowledge.ingest))
 app.command()(command(worker.worker))
 

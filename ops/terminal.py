@@ -174,6 +174,21 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(supervised())
 
 
+@contextlib.contextmanager
+def first_interrupt() -> Iterator[asyncio.Event]:
+    """Give an event that the first SIGINT sets, where it would end us; the next one cancels the task in here."""
+    task, interrupted = asyncio.current_task(), asyncio.Event()
+
+    def interrupt() -> None:
+        if interrupted.is_set() and task is not None:
+            task.cancel()
+        interrupted.set()
+
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupt)
+    yield interrupted
+
+
 async def finish(work: Coroutine[Any, Any, T]) -> T:
     """Run clean-up to its end even if we are cancelled meanwhile; the cancellation is raised afterwards."""
     task = asyncio.ensure_future(work)

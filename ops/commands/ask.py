@@ -16,15 +16,17 @@ from ops.commands.options import Config, Json, Kafka, StackName
 from ops.connection import find_connection
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME
-from ops.terminal import Reporter, emit_json, run
+from ops.terminal import INTERRUPTED, Reporter, emit_json, first_interrupt, run
 from schemas.request import GenerationRequest, Retrieval, Strategy
+from schemas.tokens import EndStatus
 
 if TYPE_CHECKING:
     from ops.answering import Answered
-    from streams.answer import Chunk
+    from streams.answer import Chunk, ChunkStream
     from streams.client import GeaClient
 
 TIMEOUT_S = 120.0
+CANCEL_S = 5.0  # a cancelled request ends within milliseconds where workers run
 
 Session = Annotated[str | None, typer.Option("--session", help="Remember the turns of this conversation.")]
 MaxTokens = Annotated[int | None, typer.Option("--max-tokens", help="At most so many tokens of answer.")]
@@ -76,12 +78,15 @@ def ask(
     seed: Seed = None,
     timeout: Timeout = TIMEOUT_S,
     deadline: Deadline = None,
+    reader_lease: Annotated[
+        float | None, typer.Option("--reader-lease", help="Seconds after which GEA cancels it if we are gone.")
+    ] = None,
     kafka: Kafka = None,
     config: Config = None,
     name: StackName = DEFAULT_NAME,
     as_json: Json = False,
 ) -> None:
-    """Produce a request and print its answer as it comes."""
+    """Produce a request and print its answer as it comes. Ctrl-C cancels it; a second one leaves at once."""
     request = GenerationRequest(
         prompt=sys.stdin.read() if question == "-" else question,
         session_id=session,
@@ -90,12 +95,15 @@ def ask(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
+        reader_lease_s=reader_lease,
     )
-    answered = run(_ask(request, timeout, deadline, kafka, config, name, as_json))
+    answered, is_ours = run(_ask(request, timeout, deadline, kafka, config, name, as_json))
     if as_json:
         emit_json(answered.to_json())
     else:
         show_footer(answered)
+    if answered.end.status is EndStatus.CANCELLED:
+        raise typer.Exit(INTERRUPTED if is_ours else 1)
 
 
 async def _ask(
@@ -106,23 +114,45 @@ async def _ask(
     config: Path | None,
     name: str,
     as_json: bool,
-) -> Answered:
-    from ops import answering
-
+) -> tuple[Answered, bool]:
+    """Return the answer, and whether an interrupt has cancelled it."""
     async with open_client(kafka, config, name) as client:
         printer = TextPrinter(sys.stderr if as_json else sys.stdout)
         try:
-            return await answering.ask(client, request, on_chunk=printer, timeout_s=timeout_s, deadline_s=deadline_s)
+            stream = client.generate(request, timeout_s=timeout_s, deadline_s=deadline_s)
+            return await _follow_or_cancel(client, stream, printer)
         finally:
             printer.finish()
 
 
-def open_client(kafka: str | None, config: Path | None, name: str) -> GeaClient:
+async def _follow_or_cancel(client: GeaClient, stream: ChunkStream, printer: TextPrinter) -> tuple[Answered, bool]:
+    """Follow a stream to its end; the first interrupt cancels the request and shows what came, the second leaves."""
+    from ops import answering
+
+    following = asyncio.create_task(answering.follow(stream, on_chunk=printer))
+    with first_interrupt() as interrupted:
+        hearing = asyncio.create_task(interrupted.wait())
+        try:
+            await asyncio.wait((following, hearing), return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                await client.cancel(stream.request_id, reason="interrupted by its reader")
+                await asyncio.wait((following,), timeout=CANCEL_S)
+            if not following.done():
+                why = f"the cancel of request {stream.request_id} is sent, but nobody has ended it in {CANCEL_S:g} s"
+                raise CommandError(f"{why}: does a worker of every pool run?", code="response_timeout")
+            return following.result(), interrupted.is_set()
+        finally:
+            for task in (following, hearing):
+                task.cancel()
+            await asyncio.gather(following, hearing, return_exceptions=True)
+
+
+def open_client(kafka: str | None, config: Path | None, name: str, *, tenant: str = "default") -> GeaClient:
     """Return a client for the stack or broker that the options name, not yet opened."""
-    from streams.client import GeaClient
+    from streams.client import ClientSettings, GeaClient
 
     connection = find_connection(kafka=kafka, config=config, name=name, environ=os.environ)
-    return GeaClient(connection.broker_settings("gea-ask"))
+    return GeaClient(connection.broker_settings("gea-ask"), ClientSettings(tenant=tenant))
 
 
 def show_footer(answered: Answered) -> None:
@@ -130,6 +160,8 @@ def show_footer(answered: Answered) -> None:
     reporter = Reporter()
     for citation in answered.end.citations:
         reporter.note(f"[{citation.title or citation.passage_id}] {citation.passage_id}")
+    if answered.end.status is EndStatus.CANCELLED:
+        reporter.warn(f"cancelled: {answered.end.failure.message}" if answered.end.failure else "cancelled")
     reporter.note(
         f"{answered.end.strategy} · {answered.tokens} tokens · first after {answered.ttft_ms:.0f} ms · "
         f"{answered.tokens_per_s:.1f} tokens/s · {answered.request_id}"
@@ -184,9 +216,9 @@ def _take_turn(runner: asyncio.Runner, client: GeaClient, request: GenerationReq
 
     printer = TextPrinter(sys.stdout)
     try:
-        runner.run(answering.ask(client, request, on_chunk=printer, timeout_s=TIMEOUT_S))
+        runner.run(answering.ask(client, request, on_chunk=printer, timeout_s=TIMEOUT_S, cancel_on_close=True))
     except KeyboardInterrupt:
-        reporter.note("stopped reading; the answer goes on in the log")
+        reporter.note("cancelled")
     except (CommandError, GeaError) as error:
         reporter.fail(str(error))
     finally:

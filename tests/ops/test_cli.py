@@ -17,7 +17,7 @@ from schemas.worker import Pool
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
-    ["demo"], ["up"], ["down"], ["status"], ["ask"], ["chat"], ["tail"], ["replay"], ["ingest"], ["worker"],
+    ["demo"], ["up"], ["down"], ["status"], ["ask"], ["chat"], ["tail"], ["replay"], ["cancel"], ["ingest"], ["worker"],
     ["topics", "apply"], ["topics", "show"], ["train", "intent"], ["dlq", "list"], ["dlq", "show"], ["dlq", "redrive"],
 ]  # fmt: skip
 runner = CliRunner()
@@ -45,7 +45,16 @@ def test_every_measure_explains_itself(command: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["ask", "x"], ["replay", "r-1"], ["status"], ["tail"], ["ingest", "."], ["topics", "show"], ["topics", "apply"]],
+    [
+        ["ask", "x"],
+        ["replay", "r-1"],
+        ["cancel", "r-1"],
+        ["status"],
+        ["tail"],
+        ["ingest", "."],
+        ["topics", "show"],
+        ["topics", "apply"],
+    ],
     ids=lambda command: command[0],
 )
 def test_without_a_stack_the_remedy_is_named(command: list[str]) -> None:
@@ -55,7 +64,7 @@ def test_without_a_stack_the_remedy_is_named(command: list[str]) -> None:
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("command", [["ask", "x"], ["replay", "r-1"], ["status"], ["ingest", "."]])
+@pytest.mark.parametrize("command", [["ask", "x"], ["replay", "r-1"], ["cancel", "r-1"], ["status"], ["ingest", "."]])
 def test_failure_is_one_json_object_too(command: list[str]) -> None:
     result = runner.invoke(cli.app, [*command, "--json"])
     assert result.exit_code == 1
@@ -81,6 +90,10 @@ def test_down_without_a_stack_is_fine() -> None:
         (["ask", " ", "--kafka", "127.0.0.1:1"], "prompt"),
         (["ask", "x", "--kafka", "127.0.0.1:1", "--max-tokens", "0"], "max_tokens"),
         (["ask", "x", "--kafka", "127.0.0.1:1", "--session", "a b"], "session_id"),
+        (["ask", "x", "--kafka", "127.0.0.1:1", "--reader-lease", "0"], "reader_lease_s"),
+        (["cancel", "a b", "--kafka", "127.0.0.1:1"], "request_id"),
+        (["cancel", "x", "--kafka", "127.0.0.1:1", "--tenant", "a/b"], "tenant"),
+        (["cancel", "x", "--kafka", "127.0.0.1:1", "--reason", "x" * 257], "reason"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
