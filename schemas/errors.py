@@ -19,7 +19,6 @@
     ├── RequestFailedError         the request ended as `failed`; `code` says why
     ├── ConfigError                the process must not start
     └── InternalError              a fault of ours
-        └── MembershipLostError        a group's client has died: make a new one
 
 `code` and `retriable` are data on the class, so that a policy can be written as a table.
 """
@@ -173,9 +172,3 @@ class InternalError(GeaError):
     """A fault of ours."""
 
     code = "internal"
-
-
-class MembershipLostError(InternalError):
-    """The client that keeps a group membership has died; another one may join."""
-
-    code = "membership_lost"

@@ -124,6 +124,10 @@ class GroupConsumer(Protocol):
         """
         ...
 
+    def is_alive(self) -> bool:
+        """Return whether this member can still take part in the group; one that cannot has to be replaced."""
+        ...
+
     def pause(self, places: frozenset[TopicPartition]) -> None:
         """Stop handing out records of these partitions; unknown ones are ignored. Lost at a rebalance."""
         ...

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import structlog
 
-from schemas.errors import MembershipLostError, UnavailableError
+from schemas.errors import UnavailableError
 from streams.broker import Broker
 from streams.delivery import ConsumerStatistics, Delivery, Outcomes
 from streams.membership import Membership
@@ -31,6 +31,8 @@ RETRY_S = 0.5  # between attempts while the broker is away
 LEASE_RETRY_S = 0.05
 ABANDON_S = 1.0  # a cancelled task that has not ended by then is left to itself
 MAX_FRUITLESS = 6  # doublings of the watchdog's patience: where records cannot be received, replacing does not help
+CALM_S = 0.3  # whoever places records by the workers' statuses has heard by then that a worker drains
+NUM_CALM = 3
 QUICK_MS = 50.0  # the whole group waits for it at a rebalance
 
 
@@ -76,12 +78,17 @@ class PoolConsumer:
         await self._is_joined.wait()
 
     async def idle(self, timeout_s: float) -> bool:
-        """Go on handing out until nothing waits in our partitions and nothing is in work; False if time is up."""
+        """Go on handing out until for a moment nothing comes and nothing is in work; False if time is up."""
+        num_calm = 0
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self._is_idle():
-                    await self._woken(self._limits.commit_interval_ms / 1000)
-        return self._is_idle()
+                while num_calm < NUM_CALM:
+                    await asyncio.sleep(CALM_S / NUM_CALM)
+                    if self._membership is not None:
+                        await self._membership.commit()
+                        await self._membership.measure_lag()
+                    num_calm = num_calm + 1 if self._is_idle() else 0
+        return num_calm >= NUM_CALM
 
     async def drain(self, timeout_s: float) -> bool:
         """Hand out no more, wait for the work in flight and commit it; False if some did not finish in time."""
@@ -114,6 +121,7 @@ class PoolConsumer:
             partitions=frozenset(membership.owned) if membership else frozenset(),
             request_ms=self._outcomes.request_ms,
             error_rate=self._outcomes.error_rate,
+            num_behind=len(self._waiting) + (membership.num_unread if membership else 0),
             num_rebuilds=self._num_rebuilds,
         )
 
@@ -166,10 +174,8 @@ class PoolConsumer:
             await asyncio.wait(tasks, timeout=ABANDON_S)
         for task in tasks:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                if isinstance(error, MembershipLostError):
-                    return Stuck.DEAD
                 raise error
-        stuck: Stuck = watching.result()
+        stuck: Stuck = watching.result() if watching.done() and not watching.cancelled() else Stuck.DEAD
         return stuck
 
     async def _join(self) -> Membership:
@@ -212,7 +218,8 @@ class PoolConsumer:
     # Receive, hand out, commit, watch.
 
     async def _poll_forever(self, membership: Membership) -> None:
-        while True:
+        """Poll as long as the member lives."""
+        while membership.is_alive():
             try:
                 deliveries = await membership.poll()
             except UnavailableError as error:

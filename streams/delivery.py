@@ -122,5 +122,7 @@ class ConsumerStatistics:
     """From receipt to acknowledgement, smoothed."""
     error_rate: float = 0.0
     """The share of acknowledged records that this worker failed at, smoothed."""
+    num_behind: int = 0
+    """Records in our partitions, as far as we know, that nobody works on."""
     num_rebuilds: int = 0
     """How often a stuck member was replaced."""

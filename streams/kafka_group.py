@@ -28,7 +28,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
-from schemas.errors import BrokerUnavailableError, MembershipLostError
+from schemas.errors import BrokerUnavailableError
 from streams.broker import AssignedCallback, Assignment, Record, RevokedCallback, TopicPartition
 from streams.kafka_assignor import assignor_of
 from streams.kafka_client import client_options, kafka_place, our_place, stop_consumer, translated
@@ -104,6 +104,9 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
     async def poll(self, *, timeout_ms: int, max_records: int) -> Sequence[Record]:
         """Return the next records of the partitions that are not paused."""
         self._raise_failure()
+        if not self.is_alive():
+            await asyncio.sleep(timeout_ms / 1000)
+            return ()
         if not await self._is_settled_within(timeout_ms):
             return ()
         with translated("poll"):
@@ -162,6 +165,11 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
     def is_leased(self) -> bool:
         """Return whether the group surely counts this member as the owner of its partitions."""
         return self._is_member() and self._lease.is_valid()
+
+    def is_alive(self) -> bool:
+        """Return whether aiokafka's task that keeps the membership still runs."""
+        coordinator = self._client._coordinator
+        return coordinator is not None and not coordinator._coordination_task.done()
 
     def pause(self, places: frozenset[TopicPartition]) -> None:
         """Stop handing out records of these partitions."""
@@ -222,9 +230,6 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
-        coordinator = self._client._coordinator
-        if coordinator is None or (coordinator._coordination_task.done() and not self._is_closed):
-            raise MembershipLostError("the group membership has died")
 
     async def _is_settled_within(self, timeout_ms: int) -> bool:
         if not self._settled.is_set():

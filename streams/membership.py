@@ -49,6 +49,7 @@ class Membership:
         self.paused: frozenset[TopicPartition] = frozenset()
         self.generation = -1
         self.lag: int | None = None
+        self.num_unread = 0
         self.num_commits = 0
         self.polled_at = asyncio.get_running_loop().time()
         self.is_draining = False
@@ -75,7 +76,7 @@ class Membership:
         self.polled_at = _now()
 
     async def poll(self) -> list[Delivery]:
-        """Return deliveries of new records; may be empty. Raises UnavailableError and MembershipLostError."""
+        """Return deliveries of new records; may be empty. Raises UnavailableError."""
         assert self._member is not None
         self.balance()
         room = max(1, min(self._limits.max_in_flight - self.num_in_flight, self._limits.window))
@@ -90,6 +91,10 @@ class Membership:
         is_member = self._member is not None and not self._is_over and self._rebalancing_since is None
         return is_member and self._member is not None and self._member.is_leased()
 
+    def is_alive(self) -> bool:
+        """Return whether the member can still take part in the group."""
+        return self._member is not None and self._member.is_alive()
+
     @property
     def num_in_flight(self) -> int:
         """Return how many records are received and not acknowledged."""
@@ -100,7 +105,7 @@ class Membership:
         """Return whether our partitions were taken away and new ones are not given yet."""
         return self._rebalancing_since is not None
 
-    def vitals(self, *, is_dead: bool = False) -> Vitals:
+    def vitals(self) -> Vitals:
         """Return what the watchdog needs to know."""
         return Vitals(
             now=_now(),
@@ -108,7 +113,7 @@ class Membership:
             polled_at=self.polled_at,
             rebalancing_since=self._rebalancing_since,
             idle_since=self._idle_since,
-            is_dead=is_dead,
+            is_dead=not self.is_alive(),
         )
 
     async def close(self) -> None:
@@ -178,6 +183,7 @@ class Membership:
             self.lag = self._heard_since = self._idle_since = None
             return
         self.lag = _lag(self.owned, ends)
+        self.num_unread = _num_unread(self.owned, ends)
         self._note_heard()
 
     def _note_heard(self) -> None:
@@ -253,6 +259,14 @@ def _now() -> float:
 def _uncommitted(ownership: Ownership) -> int | None:
     offset = ownership.tracker.committable()
     return None if offset == ownership.committed else offset
+
+
+def _num_unread(owned: Mapping[TopicPartition, Ownership], ends: Mapping[TopicPartition, int]) -> int:
+    return sum(
+        max(0, ends[place] - max(o.tracker.end, o.committed or 0, o.base or 0))
+        for place, o in owned.items()
+        if place in ends and o.base is not None
+    )
 
 
 def _lag(owned: Mapping[TopicPartition, Ownership], ends: Mapping[TopicPartition, int]) -> int:

@@ -93,6 +93,8 @@ class MemoryGroupConsumer:
         """Whether its polls do not return, although it stays in the group."""
         self.is_unheard = False
         """Whether it does not know if the group still counts on it."""
+        self.is_dead = False
+        """Whether it can take no part in the group any more, although it has not left."""
         self._group = group
         self._broker = broker
         self._on_revoked = on_revoked
@@ -137,6 +139,10 @@ class MemoryGroupConsumer:
         """Return whether the group counts this member as the owner of its partitions, as far as it can know."""
         is_member = self in self._group.members and self._generation == self._group.generation
         return is_member and not self.is_unheard
+
+    def is_alive(self) -> bool:
+        """Return whether this member can still take part in the group."""
+        return not self.is_dead
 
     def pause(self, places: frozenset[TopicPartition]) -> None:
         """Stop handing out records of these partitions."""

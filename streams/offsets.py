@@ -67,6 +67,11 @@ class OffsetTracker:
         return self._last - self._order[0] + 1 if self._order else 0
 
     @property
+    def end(self) -> int:
+        """Return the offset after the highest received one, 0 before the first."""
+        return self._last + 1
+
+    @property
     def num_running(self) -> int:
         """Return how many received records are not finished."""
         return len(self._running)

@@ -1,7 +1,7 @@
 """`python -m workers POOL`: one worker process of one pool and colour.
 
 Reads the environment once, waits for Kafka, loads, works until SIGTERM or SIGINT, drains. Exit code 0 after a drain,
-1 when the worker failed, 2 for a bad configuration.
+1 when the worker failed or a second signal ended the drain, 2 for a bad configuration.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ from schemas.errors import ConfigError, GeaError
 from schemas.worker import Pool
 from streams.cancellations import Cancellations
 from streams.control_follower import ControlFollower
+from streams.directory import Directory
 from streams.settings import ConsumerLimits
 from streams.telemetry import Metrics, configure_logging, serve_metrics
 from workers.build import HandlerBuilder, Loader, build_handler, preload
-from workers.connect import await_topics, consumer_limits, direct_limits, kafka_broker, start_producer
+from workers.connect import (
+    await_topics,
+    consumer_limits,
+    direct_limits,
+    kafka_broker,
+    outlier_limits,
+    start_producer,
+)
 from workers.outbox import Outbox
 from workers.runtime import Worker, default_worker_id
 from workers.settings import Settings, load_settings
+from workers.stop_signals import StopSignals, end_at_once
 
 CATCH_UP_S = 10.0  # a worker that cannot read what was cancelled works all the same
 
@@ -58,19 +67,20 @@ def main(
 async def _run(
     settings: Settings, pool: Pool, colour: str, worker_id: str, build: HandlerBuilder, load: Loader
 ) -> None:
-    """Connect, build and work. A signal during the start ends it at once, later it drains the worker."""
+    """Connect, build and work. A signal during the start ends it at once, later it drains the worker, or ends that."""
     stop = asyncio.Event()
     main_task = asyncio.current_task()
     worker: Worker | None = None
 
-    def on_signal() -> None:
+    def on_stop() -> None:
         if worker is not None and worker.ready.is_set():
             stop.set()
         elif main_task is not None:
             main_task.cancel()
 
+    signals = StopSignals(on_stop, end_at_once)
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        asyncio.get_running_loop().add_signal_handler(number, signals.take)
     try:
         async with AsyncExitStack() as stack:
             broker = await stack.enter_async_context(kafka_broker(settings, client_id=worker_id))
@@ -80,6 +90,9 @@ async def _run(
             stack.push_async_callback(producer.close)
             cancellations = Cancellations(max_age_s=settings.router.max_deadline_s)
             control = await stack.enter_async_context(ControlFollower(broker, cancellations))
+            directory = Directory(broker)
+            stack.push_async_callback(directory.close)
+            directory.start_soon()
             await loading
             outbox = Outbox(
                 producer,
@@ -98,6 +111,9 @@ async def _run(
                 limits=_limits(settings, pool),
                 heartbeat_s=settings.worker.heartbeat_s,
                 drain_s=settings.worker.drain_s,
+                grace_s=settings.worker.grace_s,
+                directory=directory,
+                outliers=outlier_limits(settings),
             )
             await worker.run(stop)
     except asyncio.CancelledError:

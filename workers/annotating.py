@@ -8,21 +8,26 @@ at once, whatever its batch does.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import structlog
 
-from schemas.envelope import RoutedRequest
+from schemas.envelope import Origin, Reply, RoutedRequest
 from schemas.errors import DeadlineExceededError, InvalidRequestError, RequestCancelledError, UnavailableError
+from schemas.request import GenerationRequest
 from schemas.worker import Pool
 from streams.cancellations import Cancellations
+from streams.clock import now_ms
 from streams.delivery import Delivery
 from streams.telemetry import bind_request
+from streams.topics import TOKENS
 from workers.handler import decode_batch, end_early, gather_all
 from workers.outbox import Outbox
 from workers.stage import Annotator, StageSnapshot
 from workers.wanted import seconds_left, while_wanted
 
+PROBE_DEADLINE_MS = 60_000
 PATIENCE = 0.5  # share of a request's time that one stage may take before the others do without it
 
 Annotating = asyncio.Task[Sequence[RoutedRequest]]
@@ -64,6 +69,12 @@ class AnnotatingHandler:
         """Return what the annotator tells about itself."""
         return self._annotator.snapshot()
 
+    async def probe(self) -> float | None:
+        """Annotate one small request and return the time it took."""
+        began_s = time.perf_counter()
+        await self._annotator.annotate([_probe_request()])
+        return (time.perf_counter() - began_s) * 1000
+
     async def stop(self) -> None:
         """Stop the annotator."""
         await self._annotator.stop()
@@ -84,7 +95,10 @@ class AnnotatingHandler:
         """Bring one request of a batch on its way, or to its end."""
         with bind_request(before.request_id, traceparent=before.traceparent):
             try:
-                await self._forward(before, await self._annotated(before, annotating, place))
+                after = await self._annotated(before, annotating, place)
+                if _has_given_up(after, self.pool):
+                    delivery.fail()
+                await self._forward(before, after)
             except (RequestCancelledError, DeadlineExceededError, InvalidRequestError) as error:
                 await end_early(self._outbox, delivery, before, error)
             else:
@@ -117,3 +131,21 @@ class AnnotatingHandler:
             if len(batch) == 1:
                 return [self._annotator.give_up(batch[0], error)]
         return [(await self._annotate([routed]))[0] for routed in batch]
+
+
+def _has_given_up(routed: RoutedRequest, pool: Pool) -> bool:
+    result = routed.intent if pool is Pool.INTENT else routed.retrieval
+    return result is not None and bool(result.failure)
+
+
+def _probe_request() -> RoutedRequest:
+    now = now_ms()
+    return RoutedRequest(
+        request_id="probe",
+        request=GenerationRequest(prompt="How many days do I have to return shoes?"),
+        reply=Reply(topic=TOKENS, partition=0),
+        origin=Origin(partition=0, offset=0),
+        seed=0,
+        received_ms=now,
+        deadline_ms=now + PROBE_DEADLINE_MS,
+    )

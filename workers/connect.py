@@ -13,6 +13,7 @@ from streams.settings import BrokerSettings, ConsumerLimits, Protocol, Security,
 from streams.token_writer import WriterLimits
 from streams.topics import REQUESTS, TOKENS
 from workers.settings import KafkaSection, RedisSection, Settings
+from workers.suspension import OutlierLimits
 
 RETRY_S = 0.3  # a broker that starts beside us is there within seconds
 SLOW_RETRY_S = 3.0
@@ -65,13 +66,34 @@ def consumer_limits(settings: Settings) -> ConsumerLimits:
         max_wait_ms=batching.max_wait_ms,
         max_in_flight=batching.max_in_flight,
         window=batching.window,
+        stuck_ms=round(settings.worker.stuck_s * 1000),
     )
 
 
 def direct_limits(settings: Settings) -> ConsumerLimits:
     """Return how router and generation take their records: at once, since they batch inside or not at all."""
     batching = settings.batching
-    return ConsumerLimits(batch_size=1, max_wait_ms=0, max_in_flight=batching.max_in_flight, window=batching.window)
+    return ConsumerLimits(
+        batch_size=1,
+        max_wait_ms=0,
+        max_in_flight=batching.max_in_flight,
+        window=batching.window,
+        stuck_ms=round(settings.worker.stuck_s * 1000),
+    )
+
+
+def outlier_limits(settings: Settings) -> OutlierLimits | None:
+    """Return when a worker steps aside, None for never."""
+    outlier = settings.outlier
+    if not outlier.is_enabled:
+        return None
+    return OutlierLimits(
+        factor=outlier.factor,
+        error_rate=outlier.error_rate,
+        after_s=outlier.after_s,
+        probe_s=outlier.probe_s,
+        max_probe_s=outlier.max_probe_s,
+    )
 
 
 def writer_limits(settings: Settings) -> WriterLimits:

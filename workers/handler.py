@@ -51,6 +51,13 @@ class Handler(Protocol):
         """Return what the worker's status says about the stage."""
         ...
 
+    async def probe(self) -> float | None:
+        """Do a little work that nobody reads and return its time in milliseconds, comparable to `step_ms`.
+
+        None: no step to measure. Asked only while the worker has no other work. Safe to cancel; raises any error.
+        """
+        ...
+
     async def stop(self) -> None:
         """Free everything. Idempotent."""
         ...

@@ -1,8 +1,8 @@
 """The worker process of any pool: load → join → receive → handle → commit, and a drain at the end.
 
 It knows nothing of what the pool does. Ready means loaded, assigned and warmed; the status that says so goes out with
-every heartbeat. SIGTERM (the `stop` event) ends intake, lets work finish within `drain_s` and leaves the rest
-uncommitted for the next owner.
+every heartbeat. SIGTERM (the `stop` event) announces the end, serves what still comes for a while, lets work finish and
+leaves the rest uncommitted for the next owner. A worker that is worse than its peers does the same, and comes back.
 """
 
 from __future__ import annotations
@@ -11,27 +11,30 @@ import asyncio
 import os
 import socket
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import structlog
 
-from schemas.errors import GeaError
 from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import Broker
 from streams.clock import now_ms
-from streams.consumer import PoolConsumer
-from streams.delivery import Delivery
-from streams.directory import Heartbeat
+from streams.consumer import ConsumerStatistics, PoolConsumer
+from streams.directory import Directory, Heartbeat
 from streams.settings import ConsumerLimits
 from streams.topics import pool_group, pool_topic
 from workers.handler import Handler
 from workers.outbox import Outbox
+from workers.serving import DrainLimits, Serving
+from workers.standby import Standby
+from workers.suspension import OutlierLimits
 
 log = structlog.get_logger(__name__)
 
+GOODBYE_S = 2.0  # to tell that we are gone; who is not told notices by our silence
+
 
 class Worker:
-    """One worker of one pool and colour."""
+    """One worker of one pool and colour. Without a `directory` it knows no peers, and never steps aside."""
 
     def __init__(
         self,
@@ -44,6 +47,9 @@ class Worker:
         limits: ConsumerLimits,
         heartbeat_s: float = 1.0,
         drain_s: float = 30.0,
+        grace_s: float = 5.0,
+        directory: Directory | None = None,
+        outliers: OutlierLimits | None = None,
     ) -> None:
         self._broker = broker
         self._handler = handler
@@ -51,47 +57,46 @@ class Worker:
         self._worker_id = worker_id
         self._colour = colour
         self._limits = limits
-        self._heartbeat_s = heartbeat_s
-        self._drain_s = drain_s
+        self._drain_limits = DrainLimits(drain_s=drain_s, grace_s=grace_s)
+        self._directory = directory
         self._consumer: PoolConsumer | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._crash: asyncio.Future[None] | None = None
-        self._heartbeat: Heartbeat | None = None
         self._num_handled = 0
         self._started_ms = now_ms()
+        self._reason = ""
+        self._heartbeat = Heartbeat(outbox.producer, self.status, interval_s=heartbeat_s)
+        self._standby = Standby(
+            outliers or OutlierLimits(),
+            status=self.status,
+            pool=self._peers,
+            probe=handler.probe,
+            enter=self._enter,
+            interval_s=heartbeat_s,
+        )
+        self._may_step_aside = outliers is not None and directory is not None
         self.state = WorkerState.STARTING
         self.ready = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop` is set. Raises what ended the worker otherwise; its work is then left uncommitted."""
-        self._crash = asyncio.get_running_loop().create_future()
         async with AsyncExitStack() as stack:
-            self._heartbeat = Heartbeat(self._outbox.producer, self.status, interval_s=self._heartbeat_s)
-            await stack.enter_async_context(self._heartbeat)
+            stack.push_async_callback(self._say_goodbye)
+            await self._heartbeat.start()
             stack.push_async_callback(self._handler.stop)
             await self._handler.start()
-            consumer = PoolConsumer(
-                self._broker,
-                [pool_topic(self._handler.pool, self._colour)],
-                group=self._group(),
-                member=self._worker_id,
-                limits=self._limits,
-            )
-            self._consumer = await stack.enter_async_context(consumer)
-            stack.push_async_callback(self._cancel_tasks)
-            await self._until_stopped(consumer, stop)
-            self._enter(WorkerState.DRAINING)
-            log.info("draining", num_in_flight=consumer.statistics().num_in_flight)
-            await self._drain(consumer)
+            while not stop.is_set():
+                async with Serving(self._make_consumer(), self._handler, on_handled=self._count) as serving:
+                    await serving.until(self._ready_until(serving.consumer, stop))
+                    if stop.is_set():
+                        await self._drain(serving)
+                if not stop.is_set():  # suspended: the partitions are given up now
+                    await self._standby.until_fit(stop)
 
     def status(self) -> WorkerStatus:
         """Return the worker as it sees itself."""
         snapshot = self._handler.snapshot()
-        statistics = self._consumer.statistics() if self._consumer else None
-        if self._outbox.metrics is not None and statistics is not None:
-            self._outbox.metrics.num_requests_running.set(statistics.num_in_flight - statistics.num_waiting)
-            self._outbox.metrics.num_requests_waiting.set(statistics.num_waiting + snapshot.num_queued)
-            self._outbox.metrics.consumer_lag.set(statistics.lag or 0)
+        consumer = self._consumer.statistics() if self._consumer else None
+        if consumer is not None:
+            self._note_metrics(consumer, snapshot.num_queued)
         return WorkerStatus(
             worker_id=self._worker_id,
             pool=self._handler.pool,
@@ -101,81 +106,82 @@ class Worker:
             started_ms=self._started_ms,
             host=socket.gethostname(),
             pid=os.getpid(),
+            reason=self._reason,
             model=snapshot.model,
-            requests_in_flight=statistics.num_in_flight if statistics else 0,
+            requests_in_flight=consumer.num_in_flight if consumer else 0,
             tokens_in_flight=snapshot.tokens_in_flight,
+            tokens_queued=snapshot.tokens_queued,
             num_queued=snapshot.num_queued,
             num_handled=self._num_handled,
             step_ms=snapshot.step_ms,
             last_step_ms=snapshot.last_step_ms,
-            num_partitions=statistics.num_partitions if statistics else 0,
-            lag=(statistics.lag or 0) if statistics else 0,
+            num_partitions=consumer.num_partitions if consumer else 0,
+            partitions=tuple(sorted(place.partition for place in consumer.partitions)) if consumer else (),
+            lag=(consumer.lag or 0) if consumer else 0,
+            request_ms=round(consumer.request_ms, 3) if consumer else 0.0,
+            error_rate=round(consumer.error_rate, 4) if consumer else 0.0,
         )
 
-    def _group(self) -> str:
-        return pool_group(self._handler.pool, self._colour)
+    def _make_consumer(self) -> PoolConsumer:
+        self._consumer = PoolConsumer(
+            self._broker,
+            [pool_topic(self._handler.pool, self._colour)],
+            group=pool_group(self._handler.pool, self._colour),
+            member=self._worker_id,
+            limits=self._limits,
+        )
+        return self._consumer
 
-    async def _until_stopped(self, consumer: PoolConsumer, stop: asyncio.Event) -> None:
-        assert self._crash is not None
-        receiving = asyncio.create_task(self._receive(consumer))
-        stopping = asyncio.create_task(stop.wait())
-        assigned = asyncio.create_task(self._become_ready(consumer))
-        try:
-            await asyncio.wait((receiving, stopping, self._crash), return_when=asyncio.FIRST_COMPLETED)
-            for ended in (receiving, self._crash):
-                if ended.done():
-                    ended.result()
-        finally:
-            for task in (receiving, stopping, assigned):
-                task.cancel()
-            await asyncio.gather(receiving, stopping, assigned, return_exceptions=True)
-
-    async def _drain(self, consumer: PoolConsumer) -> None:
-        """Let work finish; what ended the worker in the meantime leaves nothing to wait for."""
-        assert self._crash is not None
-        draining = asyncio.create_task(consumer.drain(self._drain_s))
-        try:
-            await asyncio.wait((draining, self._crash), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            draining.cancel()
-            await asyncio.gather(draining, return_exceptions=True)
-        if self._crash.done():
-            self._crash.result()
-
-    async def _receive(self, consumer: PoolConsumer) -> None:
-        async for batch in consumer.batches():
-            task = asyncio.create_task(self._handle(batch))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _handle(self, batch: Sequence[Delivery]) -> None:
-        """The worker's edge: a fault that no record is to blame for ends the worker, not its records."""
-        try:
-            await self._handler.handle(batch)
-            self._num_handled += len(batch)
-        except Exception as error:
-            code = error.code if isinstance(error, GeaError) else "internal"
-            log.exception("batch_failed", code=code, num_records=len(batch))
-            if self._crash is not None and not self._crash.done():
-                self._crash.set_exception(error)
-
-    async def _become_ready(self, consumer: PoolConsumer) -> None:
+    async def _ready_until(self, consumer: PoolConsumer, stop: asyncio.Event) -> None:
+        """Become ready, and return when the worker has to stop or to step aside."""
         await consumer.joined()
         self._enter(WorkerState.READY)
         self.ready.set()
         log.info("ready", pool=self._handler.pool, started_in_ms=now_ms() - self._started_ms)
+        stopping = asyncio.create_task(stop.wait())
+        suspended = asyncio.create_task(self._standby.until_suspended() if self._may_step_aside else stop.wait())
+        try:
+            await asyncio.wait((stopping, suspended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (stopping, suspended):
+                task.cancel()
+            await asyncio.gather(stopping, suspended, return_exceptions=True)
 
-    def _enter(self, state: WorkerState) -> None:
+    async def _drain(self, serving: Serving) -> None:
+        self._enter(WorkerState.DRAINING)
+        log.info("draining", num_in_flight=serving.consumer.statistics().num_in_flight)
+        await serving.drain(self._drain_limits, self._has_ready_peers)
+
+    async def _say_goodbye(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._heartbeat.stop()
+
+    def _enter(self, state: WorkerState, reason: str = "") -> None:
         """Change the state and tell it at once."""
-        self.state = state
-        if self._heartbeat is not None:
-            self._heartbeat.beat()
+        self.state, self._reason = state, reason
+        self._heartbeat.beat()
 
-    async def _cancel_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+    def _peers(self) -> Sequence[WorkerStatus]:
+        """Return the workers of this pool and colour that live, ourselves too, in any state."""
+        if self._directory is None:
+            return ()
+        return self._directory.workers(self._handler.pool, self._colour, state=None)
+
+    def _has_ready_peers(self) -> bool:
+        return any(
+            worker.state is WorkerState.READY and worker.worker_id != self._worker_id for worker in self._peers()
+        )
+
+    def _count(self, num_handled: int) -> None:
+        self._num_handled += num_handled
+
+    def _note_metrics(self, consumer: ConsumerStatistics, num_queued: int) -> None:
+        metrics = self._outbox.metrics
+        if metrics is not None:
+            metrics.num_requests_running.set(consumer.num_in_flight - consumer.num_waiting)
+            metrics.num_requests_waiting.set(consumer.num_waiting + num_queued)
+            metrics.consumer_lag.set(consumer.lag or 0)
 
 
 def default_worker_id(pool: Pool, colour: str) -> str:

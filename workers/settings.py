@@ -67,7 +67,7 @@ class KafkaSection(_Section, frozen=True, kw_only=True):
     replication: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
     request_timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=10_000)] = 10_000
     session_timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=300_000)] = 8_000
-    heartbeat_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=100_000)] = 3_000
+    heartbeat_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=100_000)] = 500
     rebalance_timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=600_000)] = 30_000
     max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1_000, le=3_600_000)] = 300_000
 
@@ -201,9 +201,22 @@ class WorkerSection(_Section, frozen=True, kw_only=True):
     """The worker process."""
 
     drain_s: Seconds = 30.0
+    grace_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 5.0
     heartbeat_s: Seconds = 1.0
+    stuck_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 60.0
     metrics_host: str = "127.0.0.1"
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
+
+
+class OutlierSection(_Section, frozen=True, kw_only=True):
+    """When a worker that is worse than its peers steps aside."""
+
+    is_enabled: bool = True
+    factor: Annotated[float, msgspec.Meta(gt=1, le=1000)] = 3.0
+    error_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.2
+    after_s: Seconds = 10.0
+    probe_s: Seconds = 5.0
+    max_probe_s: Seconds = 300.0
 
 
 class LoggingSection(_Section, frozen=True, kw_only=True):
@@ -228,6 +241,7 @@ class Settings(_Section, frozen=True, kw_only=True):
     stream: StreamSection = StreamSection()
     resources: ResourcesSection = ResourcesSection()
     worker: WorkerSection = WorkerSection()
+    outlier: OutlierSection = OutlierSection()
     logging: LoggingSection = LoggingSection()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import BrokerUnavailableError, MembershipLostError
+from schemas.errors import BrokerUnavailableError
 from streams.broker import TopicPartition
 from streams.consumer import Delivery, PoolConsumer
 from streams.memory import MemoryBroker
@@ -40,7 +40,8 @@ def forget_positions(member: MemoryGroupConsumer) -> None:
 
 
 def die(member: MemoryGroupConsumer) -> None:
-    member._log.failure = MembershipLostError("dead")
+    member.is_dead = True
+    member._log.positions.clear()
 
 
 @pytest.mark.parametrize("break_it", [freeze, forget_positions, die])

@@ -85,6 +85,10 @@ class RouterHandler:
         """Return nothing special: the router has no steps."""
         return StageSnapshot()
 
+    async def probe(self) -> float | None:
+        """Return None: there is no step to measure."""
+        return None
+
     async def stop(self) -> None:
         """Stop following, and leave waiting retries to the next router. Idempotent."""
         if self._mover is not None:
