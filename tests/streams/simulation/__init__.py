@@ -1,0 +1,1 @@
+"""A small model of the claims protocol, explored exhaustively: the rules of `streams` decide, faults come at will."""
