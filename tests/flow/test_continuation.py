@@ -249,18 +249,20 @@ class HeldReads:
 
     def __init__(self, gea: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached = asyncio.Event()
+        self._opened = asyncio.Event()
         self._open = gea.broker.reader
         self._patch = monkeypatch
         monkeypatch.setattr(gea.broker, "reader", self._held)
         self._gea = gea
 
     def release(self) -> None:
+        self._opened.set()
         self._patch.setattr(self._gea.broker, "reader", self._open)
 
     async def _held(self, places: Mapping[TopicPartition, int | None]) -> LogReader:
         if any(place.topic == TOKENS for place in places):
             self.reached.set()
-            await asyncio.Event().wait()
+            await self._opened.wait()
         return await self._open(places)
 
 

@@ -1,0 +1,338 @@
+"""A cancelled request stops within one step of the engine, wherever it is, and ends once, with the text that is out."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.envelope import Reply
+from schemas.tokens import Claim, End, EndStatus, Epoch, FinishReason, Kind, TokenRecord
+from schemas.worker import Pool
+from streams.client import GeaClient
+from streams.routing import murmur2_partition
+from streams.token_record import send_token
+from streams.topics import TOKENS, pool_topic
+from tests.flow.harness import NUM_PARTITIONS, Installation, installation
+from tests.flow.planners import byte_planner
+from tests.flow.test_continuation import (
+    NUM_TOKENS,
+    SCRIPT,
+    SHORT,
+    TEXT,
+    HeldReads,
+    ask,
+    published,
+    start_path,
+)
+from tests.flow.test_failures import Gate, all_committed, end_of, view_of
+from tests.streams.token_fakes import until
+from workers.generation import takeover
+from workers.generation.engine.fake import FakeEngine
+from workers.generation.planning import Planner
+
+GENERATION = pool_topic(Pool.GENERATION, "blue")
+
+
+def cancel(gea: Installation, request_id: str = "r-1", tenant: str = "default", *, name: str = "generation-1") -> None:
+    """Tell one worker."""
+    gea.workers[name].cancellations.cancel(request_id, tenant, "no longer wanted")
+
+
+def text_of(num_tokens: int) -> str:
+    """Return what readers may have of that many tokens."""
+    whole = SCRIPT.encode()[:num_tokens].decode(errors="ignore")
+    for length in range(len("<stop>"), 0, -1):
+        if whole.endswith("<stop>"[:length]):
+            return whole[:-length]
+    return whole
+
+
+async def check_cancelled(gea: Installation, end: End | None, request_id: str = "r-1") -> None:
+    """The stream has one end, which speaks of what stands in the log."""
+    assert end is not None
+    assert end.failure is not None
+    assert (end.status, end.finish_reason, end.failure.code) == (EndStatus.CANCELLED, FinishReason.ABORT, "cancelled")
+    records = gea.tokens_of(request_id)
+    assert [record.kind for record in records].count(Kind.END) == 1
+    assert Kind.RESET not in [record.kind for record in records]
+    assert end.usage.completion_tokens == sum(len(record.token_ids) for record in records)
+    assert end.sha256 in ("", hashlib.sha256(view_of(gea, request_id).text().encode()).hexdigest())
+    await all_committed(gea, GENERATION, Pool.GENERATION)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 7, 14, 26, NUM_TOKENS - 1])
+async def test_a_cancel_between_two_tokens_keeps_what_is_decoded_and_stops_the_engine(num_tokens: int) -> None:
+    gate = Gate(stop_at=num_tokens)
+    engine = FakeEngine(SCRIPT, pause=gate)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, engine)
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await gate.reached.wait()  # tokens that are still to be written are counted too
+        cancel(gea)
+        heard = await asking
+        await check_cancelled(gea, heard.end)
+        assert heard.end is not None
+        assert heard.end.failure is not None
+        assert heard.end.failure.message == "no longer wanted"
+        assert heard.end.usage.completion_tokens == num_tokens
+        assert (heard.texts[0], heard.num_resets) == (text_of(num_tokens), 0)
+        assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
+        assert not gate.passed.is_set()
+
+
+async def test_all_choices_are_cancelled_together() -> None:
+    gate = Gate(stop_at=9)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, n=2, **SHORT))
+        await gate.reached.wait()
+        cancel(gea)
+        heard = await asking
+        await check_cancelled(gea, heard.end)
+        assert heard.texts == {0: text_of(9), 1: text_of(9)}
+
+
+async def test_a_client_cancels_and_every_worker_hears_it() -> None:
+    gate = Gate(stop_at=9)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await gate.reached.wait()
+        await client.cancel("r-1")
+        await check_cancelled(gea, (await asking).end)
+
+
+async def test_what_was_cancelled_before_it_came_costs_no_generation() -> None:
+    engine = FakeEngine(SCRIPT)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, engine)
+        cancel(gea)
+        heard = await ask(client, session_id="s", **SHORT)
+        await check_cancelled(gea, heard.end)
+        assert engine.requests == []
+        assert await gea.sessions().last_turns("default", "s", 1) == ()
+
+
+async def test_a_cancel_while_the_prompt_is_made_ends_the_request_before_the_engine_hears_of_it() -> None:
+    planning, engine = asyncio.Event(), FakeEngine(SCRIPT)
+
+    class Slow(Planner):
+        async def plan(self, *_: Any) -> Any:
+            planning.set()
+            await asyncio.Event().wait()
+
+    def slow_planner() -> Planner:
+        planner = byte_planner()
+        planner.__class__ = Slow
+        return planner
+
+    async with installation() as gea, gea.client() as client:
+        gea.planner = slow_planner
+        await start_path(gea, engine)
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await planning.wait()
+        cancel(gea)
+        await check_cancelled(gea, (await asking).end)
+        assert engine.requests == []
+
+
+async def test_a_cancel_before_the_engine_has_admitted_the_request_ends_it_and_disturbs_no_neighbour() -> None:
+    gate = Gate(stop_at=5)
+    engine = FakeEngine(SCRIPT, pause=gate, max_sequences=1)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, engine)
+        neighbour = asyncio.create_task(client.complete("tell me", request_id="r-0", **SHORT))
+        await gate.reached.wait()
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await until(lambda: engine.statistics().waiting == 1)
+        cancel(gea)
+        heard = await asking
+        assert engine.statistics().waiting == 0
+        gate.opened.set()
+        assert (await neighbour).text == TEXT
+        await check_cancelled(gea, heard.end)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 9])
+async def test_who_takes_a_cancelled_request_over_ends_it_with_the_text_that_is_out(num_tokens: int) -> None:
+    gate, follower = Gate(stop_at=num_tokens), FakeEngine(SCRIPT)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
+        await gate.reached.wait()
+        await published(gea, num_tokens)
+        await gea.kill("generation-1")
+        await client.cancel("r-1")
+        await gea.start(Pool.GENERATION, "generation-2", follower)
+        heard = await asking
+        await check_cancelled(gea, heard.end)
+        assert (heard.texts[0], follower.requests) == (text_of(num_tokens), [])
+        turns = await gea.sessions().last_turns("default", "s", 1)
+        assert [turn.assistant for turn in turns] == [text_of(9)][:num_tokens]
+
+
+@pytest.mark.parametrize("is_reading", [True, False])
+async def test_a_cancel_during_a_take_over_ends_the_request_with_the_text_that_is_out(
+    is_reading: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, again = Gate(stop_at=9), Gate(stop_at=0)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
+        await published(gea, 9)
+        await gea.kill("generation-1")
+        held = HeldReads(gea, monkeypatch) if is_reading else None
+        await gea.start(Pool.GENERATION, "generation-2", FakeEngine(SCRIPT, pause=again))
+        await (held.reached if held else again.reached).wait()
+        cancel(gea, name="generation-2")
+        if held:
+            held.release()
+        heard = await asking
+        await check_cancelled(gea, heard.end)
+        assert (heard.texts[0], heard.num_resets) == (text_of(9), 0)
+        (turn,) = await gea.sessions().last_turns("default", "s", 1)
+        assert turn.assistant == text_of(9)
+
+
+async def claimed_by_another(gea: Installation) -> None:
+    """Let a run that nobody will hear of again claim the request, above every run of our generation."""
+    reply = Reply(topic=TOKENS, partition=murmur2_partition(b"r-1", NUM_PARTITIONS))
+    claim = TokenRecord(kind=Kind.CLAIM, epoch=Epoch(0, 99), owner="another", claim=Claim())
+    await send_token(await gea.broker.producer(), reply, "r-1", claim)
+
+
+async def start_behind_another(gea: Installation, client: GeaClient, **fields: Any) -> asyncio.Task[Any]:
+    """Start a worker on a request that another run holds; it waits for that run's end."""
+    await gea.start(Pool.ROUTER, "router-1")
+    asking = asyncio.create_task(ask(client, **{**SHORT, **fields}))
+    await gea.broker.until(lambda: bool(gea.broker.records(GENERATION)))
+    await claimed_by_another(gea)
+    await gea.start(Pool.GENERATION, "generation-1", FakeEngine(SCRIPT))
+    await gea.broker.until(lambda: len(gea.tokens_of("r-1")) == 2)
+    return asking
+
+
+async def test_a_request_that_another_run_holds_and_leaves_is_produced_again_after_a_lease() -> None:
+    async with installation() as gea, gea.client() as client:
+        gea.lease_s = 0.05
+        asking = await start_behind_another(gea, client)
+        heard = await asking
+        assert (heard.texts[0], heard.num_resets) == (TEXT, 0)
+        assert max(record.epoch.hop for record in gea.tokens_of("r-1")) == 1
+        await all_committed(gea, GENERATION, Pool.GENERATION)
+
+
+async def test_a_cancel_while_another_run_holds_the_request_waits_for_no_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(takeover, "GRACE_S", 0.02)
+    async with installation() as gea, gea.client() as client:
+        gea.lease_s = 600
+        asking = await start_behind_another(gea, client)
+        cancel(gea)
+        await check_cancelled(gea, (await asking).end)
+
+
+async def test_a_deadline_while_another_run_holds_the_request_waits_for_no_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(takeover, "GRACE_S", 0.02)
+    async with installation() as gea, gea.client() as client:
+        gea.lease_s = 600
+        asking = await start_behind_another(gea, client, deadline_s=0.2)
+        await asyncio.gather(asking, return_exceptions=True)
+        end = await end_of(gea, client, "r-1")
+        assert end.failure is not None
+        assert end.failure.code == "deadline_exceeded"
+
+
+async def test_a_cancel_by_another_tenant_changes_nothing() -> None:
+    gate = Gate(stop_at=9)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await gate.reached.wait()
+        cancel(gea, tenant="other")
+        gate.opened.set()
+        assert (await asking).texts[0] == TEXT
+
+
+async def test_a_cancel_after_the_end_changes_nothing() -> None:
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT))
+        heard = await ask(client, **SHORT)
+        cancel(gea)
+        await all_committed(gea, GENERATION, Pool.GENERATION)
+        assert heard.end == view_of(gea, "r-1").end
+        assert [record.kind for record in gea.tokens_of("r-1")].count(Kind.END) == 1
+
+
+async def test_the_next_turn_knows_the_part_of_a_cancelled_answer_that_was_shown() -> None:
+    gate = Gate(stop_at=9)
+    engine = FakeEngine(SCRIPT, pause=gate)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, engine)
+        asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
+        await gate.reached.wait()
+        cancel(gea)
+        await check_cancelled(gea, (await asking).end)
+        gate.opened.set()
+        await client.complete("go on", request_id="r-2", session_id="s", **SHORT)
+        assert text_of(9).encode() in bytes(token for token in engine.requests[-1].prompt if token < 256)
+
+
+async def test_a_copy_that_waits_for_the_run_of_a_cancelled_request_ends_with_it() -> None:
+    gate = Gate(stop_at=9)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await gate.reached.wait()
+        (first,) = gea.broker.records(GENERATION)
+        producer = await gea.broker.producer()
+        await producer.send(GENERATION, first.value, key=first.key, headers=first.headers, partition=first.partition)
+        await until(lambda: gea.workers["generation-1"].worker.status().requests_in_flight == 2)
+        cancel(gea)
+        await check_cancelled(gea, (await asking).end)
+
+
+async def test_a_request_cancelled_while_the_broker_is_away_ends_when_it_is_back() -> None:
+    gate = Gate(stop_at=9)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await published(gea, 9)
+        gea.broker.down = True
+        cancel(gea)
+        await until(lambda: not gea.workers["generation-1"].handler._running)  # type: ignore[attr-defined]
+        gea.broker.down = False
+        heard = await asking
+        await check_cancelled(gea, heard.end)
+        assert (heard.texts[0], heard.num_resets) == (text_of(9), 0)
+
+
+async def test_hundreds_of_cancels_leave_the_engine_idle_and_the_next_answer_whole() -> None:
+    engine = FakeEngine(SCRIPT, max_sequences=4)
+    async with installation() as gea, gea.client() as client:
+        gea.limits = replace(gea.limits, max_queue_depth=1_000)
+        await start_path(gea, engine)
+        ends = await asyncio.gather(*(cancel_soon(gea, client, f"r-{number}") for number in range(300)))
+        assert {end.status for end in ends} <= {EndStatus.CANCELLED, EndStatus.COMPLETED}
+        assert EndStatus.CANCELLED in {end.status for end in ends}
+        assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
+        assert (await client.complete("tell me", **SHORT)).text == TEXT
+        await all_committed(gea, GENERATION, Pool.GENERATION)
+        assert gea.workers["generation-1"].cancellations.statistics()["watched"] == 0
+
+
+async def cancel_soon(gea: Installation, client: GeaClient, request_id: str) -> End:
+    """Cancel a request as soon as something of its answer has come, and return its end."""
+    chunks = []
+    async for chunk in client.generate("tell me", request_id=request_id, **SHORT):
+        cancel(gea, request_id)
+        chunks.append(chunk)
+    (end,) = (chunk.end for chunk in chunks if chunk.end is not None)
+    return end
