@@ -167,7 +167,7 @@ class ChaosStack:
     async def _start_workers(self) -> None:
         config = self.folder / "config.yaml"
         assert self.redis.handle is not None
-        config.write_text(yaml.safe_dump(_configuration(self.size, self.proxy.address, self.redis.url)))
+        config.write_text(yaml.safe_dump(configuration(self.size, self.proxy.address, self.redis.url)))
         heavy = ("workers.generation.engine.local",) if self.size.engine is EngineKind.LOCAL else ()
         modules = ("workers.generation.assemble", "workers.generation.engine.script", *heavy)
         self.workers = Workers(self.folder / "workers", config, _environment(), modules)
@@ -185,7 +185,8 @@ def _environment() -> Mapping[str, str]:
     return own | THREADS
 
 
-def _configuration(size: Size, bootstrap: str, redis_url: str) -> dict[str, Any]:
+def configuration(size: Size, bootstrap: str, redis_url: str) -> dict[str, Any]:
+    """Return what the workers' YAML holds."""
     return {
         "kafka": {
             "bootstrap": bootstrap,
