@@ -66,12 +66,16 @@ LIMITS = DoorLimits(
 
 
 class FixedAnnotator:
-    """An annotator that gives every request the same result, or fails."""
+    """An annotator that gives every request the same result, or fails; it works while `gate` is open."""
 
     def __init__(self, pool: Pool, annotate: Callable[[RoutedRequest], RoutedRequest]) -> None:
         self.pool = pool
         self.batches: list[int] = []
         self.failure: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.num_given_up = 0
+        """Batches that were cancelled while they stood at the gate."""
         self._annotate = annotate
 
     async def start(self) -> None:
@@ -79,6 +83,11 @@ class FixedAnnotator:
 
     async def annotate(self, batch: Sequence[RoutedRequest]) -> Sequence[RoutedRequest]:
         self.batches.append(len(batch))
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.num_given_up += 1
+            raise
         if self.failure is not None:
             raise self.failure
         return [self._annotate(routed) for routed in batch]
