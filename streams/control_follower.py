@@ -98,12 +98,9 @@ class ControlFollower:
         leases = self._cancellations.leases
         while True:
             await asyncio.sleep(self._check_s)
-            if not leases.num_held:
-                ends = None
-                continue
             leases.hear(ends is not None and self._follower.has_reached(ends))
             leases.check()
-            ends = await self._ask_ends()
+            ends = await self._ask_ends() if leases.num_held else None
 
     async def _ask_ends(self) -> Mapping[TopicPartition, int] | None:
         asked_at = time.monotonic()

@@ -29,7 +29,7 @@ class LeaseWatch:
         self._heard_at: ExpiringMap[Key, float] = ExpiringMap(max_age_s=MAX_LEASE_S, max_items=max_ids, clock=clock)
         self._held: dict[Key, list[float]] = {}
         self._since: dict[Key, float] = {}
-        self.is_hearing = True
+        self.is_hearing = False
         """Whether readers can be heard at all."""
         self._hearing_since = NEVER
 
@@ -41,6 +41,10 @@ class LeaseWatch:
     def alive(self, key: Key) -> None:
         """Note that a reader of the request is there."""
         self._heard_at.put(key, self._clock())
+
+    def last_heard(self, key: Key) -> float:
+        """Return when a reader of the request last said that he is there, minus infinity if none did of late."""
+        return self._heard_at.get(key, NEVER)
 
     def hear(self, is_hearing: bool) -> None:
         """Note whether readers can be heard at all."""
@@ -70,7 +74,7 @@ class LeaseWatch:
             return
         now = self._clock()
         for key, leases in list(self._held.items()):
-            last = max(self._since[key], self._hearing_since, self._heard_at.get(key, NEVER))
+            last = max(self._since[key], self._hearing_since, self.last_heard(key))
             if now - last >= min(leases):
                 self._on_lapse(key)
 

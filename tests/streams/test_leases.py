@@ -17,6 +17,7 @@ class Leases:
         self.clock = FakeClock(0)
         self.cancellations = Cancellations(clock=lambda: self.clock() / 1000)
         self.watch = self.cancellations.leases
+        self.watch.hear(True)
 
     def at(self, second: float) -> bool:
         """Return whether the request is given up at that second."""
@@ -89,6 +90,15 @@ def test_while_nobody_can_be_heard_nobody_is_gone_and_then_every_lease_begins_an
         leases.watch.hear(True)
         assert not leases.at(109.9)
         assert leases.at(110)
+
+
+def test_before_anybody_could_be_heard_nobody_is_gone() -> None:
+    leases = Leases()
+    cancellations = Cancellations(clock=lambda: leases.clock() / 1000)
+    with cancellations.watch(*KEY, lease_s=10) as cancelled:
+        leases.clock.advance(60_000)
+        cancellations.leases.check()
+        assert not cancelled.is_set()
 
 
 def test_a_request_that_left_us_is_not_given_up_here() -> None:
