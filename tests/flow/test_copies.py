@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from schemas.codec import pack
-from schemas.envelope import Headers, Reply
+import msgspec
+
+from schemas.codec import pack, unpack
+from schemas.envelope import HOP, Headers, Reply, RoutedRequest
 from schemas.request import GenerationRequest
 from schemas.tokens import Claim, Epoch, Kind, TokenRecord
 from schemas.worker import Pool
@@ -145,3 +147,30 @@ async def test_a_copy_is_not_acknowledged_on_the_word_of_a_run_that_wrote_its_en
         await all_committed(gea, TOPIC, Pool.GENERATION)
         view = view_of(gea, "r-1")
         assert (view.is_ended, view.text()) == (True, TEXT)
+
+
+async def test_a_record_that_was_handed_on_does_not_wait_for_the_one_that_waits_for_it() -> None:
+    """Both records of a request come back after a crash; only the one with the higher hop can outrank what is there."""
+    gate = Gate(stop_at=20)
+    async with installation() as gea, gea.client() as client:
+        gea.lease_s = 3_600
+        await gea.start_all(FakeEngine(TEXT, pause=gate))
+        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
+        await gate.reached.wait()
+        await gea.kill("generation-1")
+        (first,) = gea.broker.records(TOPIC)
+        producer = await gea.broker.producer()
+        handed_on = msgspec.structs.replace(unpack(first.value, RoutedRequest), hop=1)
+        await producer.send(
+            TOPIC, pack(handed_on), key=first.key, headers=with_hop(first.headers, 1), partition=first.partition
+        )
+        claim = TokenRecord(kind=Kind.CLAIM, epoch=Epoch(1, 1), owner="dead", claim=Claim())
+        await send_token(producer, handed_on.reply, "r-1", claim)
+        await gea.start(Pool.GENERATION, "generation-2", FakeEngine(TEXT))
+        assert (await asking).text == TEXT
+        await all_committed(gea, TOPIC, Pool.GENERATION)
+    assert [record.kind for record in gea.tokens_of("r-1")].count(Kind.END) == 1
+
+
+def with_hop(headers: Headers, hop: int) -> Headers:
+    return (*((name, value) for name, value in headers if name != HOP), (HOP, str(hop).encode()))

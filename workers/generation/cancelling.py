@@ -15,11 +15,16 @@ T = TypeVar("T")
 
 async def unless_cancelled(cancelled: asyncio.Event, work: Coroutine[Any, Any, T]) -> T:
     """Do some work; give it up and raise RequestCancelledError as soon as the request is cancelled."""
-    working, hearing = asyncio.create_task(work), asyncio.create_task(cancelled.wait())
+    return await unless(cancelled, work, RequestCancelledError("cancelled on request"))
+
+
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, T], error: Exception) -> T:
+    """Do some work; give it up and raise `error` as soon as `event` is set."""
+    working, hearing = asyncio.create_task(work), asyncio.create_task(event.wait())
     try:
         await asyncio.wait((working, hearing), return_when=asyncio.FIRST_COMPLETED)
-        if cancelled.is_set():
-            raise RequestCancelledError("cancelled on request")
+        if event.is_set():
+            raise error
         return working.result()
     finally:
         for task in (working, hearing):

@@ -67,7 +67,14 @@ class Run:
     """Writes the stream of one request through `writer`. `is_takeover`: another run may have begun it."""
 
     def __init__(
-        self, parts: Parts, writer: TokenWriter, routed: RoutedRequest, cancelled: asyncio.Event, *, is_takeover: bool
+        self,
+        parts: Parts,
+        writer: TokenWriter,
+        routed: RoutedRequest,
+        cancelled: asyncio.Event,
+        *,
+        outranked: asyncio.Event,
+        is_takeover: bool,
     ) -> None:
         self.tokens_left = 0
         """Tokens that are not decoded yet, at most: of the prompt, and up to `max_tokens` for each choice."""
@@ -75,6 +82,7 @@ class Run:
         self._writer = writer
         self._routed = routed
         self._cancelled = cancelled
+        self._outranked = outranked
         self._is_takeover = is_takeover
         self._found = Found()
         self._draft: Draft | None = None
@@ -82,11 +90,19 @@ class Run:
     async def answer(self) -> None:
         """Bring the request to its end, or wait until another run has.
 
-        Raises what broke it off; the stream has no end then: call `fail`, or hand the request on.
+        Raises what broke it off; the stream has no end then: call `fail`, or hand the request on. OutrankedError: as
+        `take_over`.
         """
         if self._is_takeover:
             parts = self._parts
-            found = await take_over(self._writer, parts.broker, self._routed, self._cancelled, lease_s=parts.lease_s)
+            found = await take_over(
+                self._writer,
+                parts.broker,
+                self._routed,
+                self._cancelled,
+                outranked=self._outranked,
+                lease_s=parts.lease_s,
+            )
             if found is None:
                 return
             self._found = found

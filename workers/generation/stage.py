@@ -38,6 +38,7 @@ from workers.generation.engine import Engine
 from workers.generation.planning import Planner
 from workers.generation.probe import probe_engine
 from workers.generation.run import Parts, Run, claim_of
+from workers.generation.takeover import OutrankedError
 from workers.handler import decode_routed, epoch_of, gather_all, refusal_epoch, refuse_record
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
@@ -62,10 +63,14 @@ class GenerationLimits:
 
 @dataclass(slots=True, kw_only=True)
 class _Running:
-    """A request in work here. `has_ended` tells those who wait whether its stream is over, or they have to run it."""
+    """A request in work here. `has_ended` tells those who wait whether its stream is over, or they have to run it.
+
+    `outranked` is set when a record of it with a higher hop waits here.
+    """
 
     routed: RoutedRequest
     run: Run | None = None
+    outranked: asyncio.Event = field(default_factory=asyncio.Event)
     has_ended: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -171,6 +176,8 @@ class GenerationHandler:
         """Bring one request to its end and acknowledge it, or leave its record to the next owner by raising."""
         is_takeover = delivery.is_takeover or routed.hop > 0
         while (running := self._running.get(routed.request_id)) is not None:
+            if _outranks(routed, running.routed):
+                running.outranked.set()
             if await asyncio.shield(running.has_ended):
                 if routed.tenant != running.routed.tenant:
                     in_use = InvalidRequestError("request_id: in use by another tenant", field="request_id")
@@ -184,6 +191,8 @@ class GenerationHandler:
         try:
             hand_on = await self._run(delivery, running, cancelled, is_takeover=is_takeover)
             is_over = hand_on is None
+        except OutrankedError:
+            hand_on = None  # the record that waits here is the one to finish
         finally:  # also before the request is handed on: it may come back here before that is acknowledged
             del self._running[routed.request_id]
             running.has_ended.set_result(is_over)
@@ -209,12 +218,14 @@ class GenerationHandler:
         routed = running.routed
         await _await_lease(delivery)
         async with self._writer(delivery, routed) as writer:
-            run = running.run = Run(self._parts, writer, routed, cancelled, is_takeover=is_takeover)
+            run = running.run = Run(
+                self._parts, writer, routed, cancelled, outranked=running.outranked, is_takeover=is_takeover
+            )
             try:
                 await run.answer()
             except BrokerUnavailableError as error:
                 return _HandOn(error=error)
-            except EngineUnavailableError:
+            except (EngineUnavailableError, OutrankedError):
                 raise
             except Exception as error:
                 fault = error if isinstance(error, GeaError) else InternalError(f"{type(error).__name__}: {error}")
@@ -271,6 +282,12 @@ class GenerationHandler:
                 await self._outbox.forward(again, self._topic)
         except InvalidRequestError as refusal:  # it does not fit into a record any more
             await self._outbox.end(again.reply, again.request_id, refusal, epoch=epoch_of(delivery, again.hop))
+
+
+def _outranks(routed: RoutedRequest, other: RoutedRequest) -> bool:
+    """Return whether a record takes the place of another: handed on from it, and not a repeat by a client."""
+    is_same = (routed.tenant, routed.origin, routed.reply) == (other.tenant, other.origin, other.reply)
+    return is_same and routed.hop > other.hop
 
 
 async def _await_lease(delivery: Delivery) -> None:

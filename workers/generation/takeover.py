@@ -17,13 +17,17 @@ from streams.broker import Broker, TopicPartition
 from streams.claims import StreamView
 from streams.token_reader import StreamReader
 from streams.token_writer import TokenWriter
-from workers.generation.cancelling import unless_cancelled
+from workers.generation.cancelling import unless, unless_cancelled
 from workers.wanted import seconds_left
 
 READ_TIMEOUT_S = 30.0
 GRACE_S = 1.0  # how long a run that lives has to end its stream, once its deadline has passed or it is cancelled
 
 log = structlog.get_logger(__name__)
+
+
+class OutrankedError(Exception):
+    """A record of the same request with a higher hop is here: it takes this one's place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +44,25 @@ class Found:
 
 
 async def take_over(
-    writer: TokenWriter, broker: Broker, routed: RoutedRequest, cancelled: asyncio.Event, *, lease_s: float
+    writer: TokenWriter,
+    broker: Broker,
+    routed: RoutedRequest,
+    cancelled: asyncio.Event,
+    *,
+    outranked: asyncio.Event,
+    lease_s: float,
 ) -> Found | None:
     """Claim a request and return what `writer` goes on from; None once the request has ended.
 
-    A stream that cannot be read is voided. Raises BrokerUnavailableError if the request has to be re-produced: another
-    run's claim counts instead of ours, and it is silent for `lease_s`, or does not end the request when it should.
+    A stream that cannot be read is voided. While another run's claim counts instead of ours: raises OutrankedError if a
+    record with a higher hop turns up here (`outranked`), whose claim will count; BrokerUnavailableError, so that the
+    request is re-produced, if that other run is silent for `lease_s`, or does not end the request when it should.
     """
     offset = await writer.claim()
+    if routed.reply.start > offset:  # its topic was made anew, or the request never came through a router
+        log.warning("stream_start_ahead", start=routed.reply.start, claim=offset)
+        await writer.reset()
+        return Found()
     place = TopicPartition(routed.reply.topic, routed.reply.partition)
     reader = StreamReader(broker, routed.request_id, place, routed.reply.start)
     try:
@@ -63,7 +78,7 @@ async def take_over(
             writer.resume(reader.view)
             return Found(view=reader.view, first_text_ms=reader.first_text_ms)
         await reader.close()  # it has read on: the records behind our claim are still to come
-        await _await_winner(reader, routed, cancelled, lease_s)
+        await unless(outranked, _await_winner(reader, routed, cancelled, lease_s), OutrankedError())
         return None
     finally:
         await reader.close()
