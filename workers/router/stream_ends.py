@@ -40,8 +40,8 @@ class StreamEnds:
         self._ends[record.place] = max(record.offset + 1, self.before(*record.place))
 
     async def start(self) -> None:
-        """Ask once and go on asking. Raises BrokerUnavailableError."""
-        await self._refresh()
+        """Ask once and go on asking. A broker that has just gone away does not stop the start: 0 is safe as well."""
+        await self._try_refresh()
         self._task = asyncio.create_task(self._refresh_forever())
 
     async def close(self) -> None:
@@ -62,11 +62,14 @@ class StreamEnds:
     async def _refresh_forever(self) -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
-            try:
-                await self._refresh()
-            except UnavailableError as error:
-                log.warning("stream_ends_stale", reason=error.message)
-                await self._close_reader()
+            await self._try_refresh()
+
+    async def _try_refresh(self) -> None:
+        try:
+            await self._refresh()
+        except UnavailableError as error:
+            log.warning("stream_ends_stale", reason=error.message)
+            await self._close_reader()
 
     async def _close_reader(self) -> None:
         reader, self._reader = self._reader, None
