@@ -41,6 +41,7 @@ class _Link:
     def __init__(self, client: asyncio.StreamWriter, server: asyncio.StreamWriter) -> None:
         self.client = client
         self.server = server
+        self.is_half_closed = False
 
     def cut(self) -> None:
         """Reset both sides: what is on its way is lost."""
@@ -49,7 +50,8 @@ class _Link:
 
     def half_close(self) -> None:
         """End the direction from server to client; what the client sends still passes."""
-        with contextlib.suppress(OSError):
+        self.is_half_closed = True
+        with contextlib.suppress(OSError, RuntimeError):
             self.client.write_eof()
 
 
@@ -166,7 +168,7 @@ class Proxy:
         link = _Link(writer, requests)
         self._links.add(link)
         try:
-            await asyncio.gather(self._pump(reader, requests), self._pump(answers, writer))
+            await asyncio.gather(self._pump(link, reader, requests), self._pump(link, answers, writer))
         except (OSError, asyncio.IncompleteReadError):
             link.cut()  # one side is gone: so is the other
         finally:
@@ -174,15 +176,17 @@ class Proxy:
             for side in (writer, requests):
                 side.close()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Move bytes one way until their sender closes."""
         while chunk := await reader.read(READ_BYTES):
-            if self.faults.is_blackhole:
+            if self.faults.is_blackhole or (link.is_half_closed and writer is link.client):
                 continue
             if self.faults.delay_s:
                 await asyncio.sleep(self.faults.delay_s)
             if self.faults.bytes_per_s:
                 await asyncio.sleep(len(chunk) / self.faults.bytes_per_s)
+            if link.is_half_closed and writer is link.client:
+                continue  # in the meantime
             self.num_bytes += len(chunk)
             writer.write(chunk)
             await writer.drain()

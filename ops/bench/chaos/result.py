@@ -8,13 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ops.bench.chaos.checker import Fault, Problem
+from ops.bench.chaos.checker import Fault, Problem, Seen, is_answered_again
 from ops.bench.chaos.driver import Driver
 from ops.bench.chaos.gaps import TakeOver, longest_gap_ms, percentile, take_overs
 from ops.bench.chaos.judge import Observed
 from ops.bench.chaos.silence import Leaks
 
 MAX_PROBLEMS = 40  # shown; all are counted
+NUM_SLOWEST = 3  # of each round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,12 @@ class RoundResult:
     leaked_tasks: int = 0
     uncommitted: int = 0
     resets: int = 0
+    answered_again: int = 0
     take_overs: int = 0
     recovery_ms: list[int] = field(default_factory=list)
     gap_ms: list[int] = field(default_factory=list)
     longest_gap_ms: int = 0
+    slowest: list[str] = field(default_factory=list)
     tokens: int = 0
     audits: int = 0
     faults: dict[str, int] = field(default_factory=dict)
@@ -76,11 +79,13 @@ class RoundResult:
             leaked_blocks=leaks.tokens + leaks.queued,
             leaked_tasks=leaks.tasks.total(),
             uncommitted=leaks.uncommitted,
+            answered_again=sum(map(is_answered_again, observed.tokens.values())),
             resets=sum(each.num_resets for each in seen),
             take_overs=len(overs),
             recovery_ms=_recoveries(overs),
             gap_ms=[over.gap_ms for over in overs],
             longest_gap_ms=max(map(longest_gap_ms, seen), default=0),
+            slowest=[f"{each.request_id}: {longest_gap_ms(each)} ms" for each in _slowest(seen)],
             tokens=sum(len(ids) for each in seen for ids in each.token_ids.values()),
             audits=len(observed.audits),
             faults=dict(driver.counts),
@@ -118,6 +123,7 @@ def report(total: RoundResult, conditions: Mapping[str, Any]) -> dict[str, Any]:
         "leaked_tasks": total.leaked_tasks,
         "uncommitted": total.uncommitted,
         "resets": total.resets,
+        "answered_again": total.answered_again,
         "take_overs": total.take_overs,
         "gap_ms": {
             "p50": percentile(total.gap_ms, 0.5),
@@ -129,11 +135,16 @@ def report(total: RoundResult, conditions: Mapping[str, Any]) -> dict[str, Any]:
         "audits": total.audits,
         "faults": dict(sorted(total.faults.items())),
         "requests_by_kind": dict(sorted(total.requests_by_kind.items())),
+        "slowest": total.slowest[:MAX_PROBLEMS],
         "problems": total.problems[:MAX_PROBLEMS],
         "loose_ends": total.loose_ends[:MAX_PROBLEMS],
         "seconds": round(total.seconds, 1),
         "conditions": dict(conditions),
     }
+
+
+def _slowest(seen: Sequence[Seen]) -> list[Seen]:
+    return sorted(seen, key=longest_gap_ms, reverse=True)[:NUM_SLOWEST]
 
 
 def _harmed(problems: Sequence[Problem], fault: Fault) -> int:

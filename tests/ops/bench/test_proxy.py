@@ -84,6 +84,10 @@ async def test_a_half_close_ends_one_direction_only() -> None:
             writer.write(b"still heard")
             while proxy.num_bytes < before + len(b"still heard"):  # noqa: ASYNC110 - one turn of the loop each
                 await asyncio.sleep(0)
+            writer.write(b"and answered to nobody")
+            while proxy.num_bytes < before + len(b"still heardand answered to nobody"):  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
+            assert proxy.num_open == 1
 
 
 async def test_a_delay_holds_bytes_back() -> None:

@@ -17,6 +17,7 @@ from ops.bench.chaos.checker import (
     check_memory,
     check_request,
     end_place,
+    is_answered_again,
 )
 from schemas.tokens import EndStatus, FinishReason
 from streams.broker import TopicPartition
@@ -129,9 +130,17 @@ def test_a_request_that_failed_is_altered() -> None:
     ) == [Fault.ALTERED]
 
 
-def test_a_second_answer_by_a_higher_epoch_is_doubled() -> None:
+def test_a_second_answer_that_no_reader_sees_is_counted_and_no_problem() -> None:
     entries = log(*(entry.record for entry in undisturbed()), claim(2), delta(2, 0, TEXT), end(2, 3))
-    assert faults(entries) == [Fault.DUPLICATED]
+    assert faults(entries, seen(undisturbed())) == []
+    assert is_answered_again(entries)
+    assert not is_answered_again(undisturbed())
+    assert not is_answered_again(taken_over())
+
+
+def test_a_record_that_was_written_twice_counts_once() -> None:
+    entries = log(delta(1, 0, "hello", is_first=True), delta(1, 5, " there"), delta(1, 5, " there"), end(1, 3))
+    assert faults(entries, seen(entries)) == []
 
 
 def test_a_reader_with_two_ends_is_doubled() -> None:
