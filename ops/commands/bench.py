@@ -46,15 +46,13 @@ def chaos(
     Exits with 1 if anything was lost, doubled, altered or leaked.
     """
     switches = {"overlap": overlap, "membership": membership, "broker": broker, "redis": redis, "proxy": proxy}
+    from ops.bench.chaos.result import HARMS
+
     options = _options(kills, engine, workers, seed, checkpoint, switches, production_gap)
     reporter = Reporter()
     found = run(_run(options, reporter))
     _show(found, Console(stderr=as_json, highlight=False))
-    harmed = [
-        f"{found[key]} {key}"
-        for key in ("lost", "duplicated", "altered", "leaked_blocks", "leaked_tasks")
-        if found[key]
-    ]
+    harmed = [f"{found[key]} {key}" for key in HARMS if found[key]]
     if harmed:
         details = tuple(found["problems"])
         raise CommandError(f"chaos: {', '.join(harmed)}", code="promise_broken", details=details, report=found)

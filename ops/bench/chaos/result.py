@@ -15,6 +15,7 @@ from ops.bench.chaos.judge import Observed
 from ops.bench.chaos.silence import Leaks
 
 MAX_PROBLEMS = 40  # shown; all are counted
+HARMS = ("lost", "duplicated", "altered", "leaked_blocks", "leaked_tasks", "uncommitted")
 NUM_SLOWEST = 3  # of each round
 
 
@@ -49,7 +50,7 @@ class RoundResult:
     @property
     def is_clean(self) -> bool:
         """Return whether every promise was kept."""
-        return not (self.lost or self.duplicated or self.altered or self.leaked_blocks or self.leaked_tasks)
+        return not any(getattr(self, name) for name in HARMS)
 
     @classmethod
     def of(

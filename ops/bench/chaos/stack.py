@@ -92,7 +92,7 @@ class ChaosStack:
 
     def client(self, timeout_s: float) -> GeaClient:
         """Return a client that goes through the proxy, as an application does."""
-        return GeaClient(self.proxy.address, ClientSettings(timeout_s=timeout_s, connect_s=min(60.0, timeout_s)))
+        return GeaClient(self.proxy.address, ClientSettings(timeout_s=timeout_s, connect_s=timeout_s / 2))
 
     async def start(self) -> None:
         """Start everything and wait until every worker is ready. Raises EmbeddedError, RuntimeError."""

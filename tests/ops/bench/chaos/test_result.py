@@ -38,7 +38,7 @@ def test_the_report_has_the_keys_that_were_promised() -> None:
     json.dumps(found)
 
 
-@pytest.mark.parametrize("key", ["lost", "duplicated", "altered", "leaked_blocks", "leaked_tasks"])
+@pytest.mark.parametrize("key", ["lost", "duplicated", "altered", "leaked_blocks", "leaked_tasks", "uncommitted"])
 def test_any_harm_makes_a_round_unclean(key: str) -> None:
     assert FIRST.is_clean
     harm: dict[str, Any] = {key: 1}
