@@ -120,7 +120,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
     table = Table("what", "figure")
     for key in ("kills", "requests", "lost", "duplicated", "altered", "leaked_blocks", "leaked_tasks", "resets"):
         table.add_row(key, str(found[key]))
-    for key in ("recovery_ms", "gap_ms", "production_gap_ms"):
+    for key in ("recovery_ms", "recovery_undisturbed_ms", "gap_ms", "production_gap_ms"):
         if key in found:
             table.add_row(key, ", ".join(f"{name} {value}" for name, value in found[key].items()))
     table.add_row("faults", ", ".join(f"{name} {count}" for name, count in found["faults"].items()))

@@ -32,6 +32,7 @@ COLOUR = "blue"
 GENERATION_GROUP = pool_group(Pool.GENERATION, COLOUR)
 STOP_S = 25.0
 AUDIT_EVERY = 3
+RECONNECT_MS = 3_000  # clients back off, and a worker whose lease was in doubt takes its partitions anew
 
 
 @dataclass(slots=True)
@@ -49,6 +50,8 @@ class Driver:
     deaths: list[Death] = field(default_factory=list)
     audits: list[Audit] = field(default_factory=list)
     slow_stops: list[str] = field(default_factory=list)
+    disturbed: list[tuple[int, int]] = field(default_factory=list)
+    """When the way to Kafka was spoiled, with the time to reconnect: Unix milliseconds."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _proxy_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -116,8 +119,10 @@ class Driver:
             case FaultKind.REDIS_EVICT:
                 self._begin(self._evict())
             case FaultKind.CUT:
+                self._disturb(now_ms())
                 self.stack.proxy.cut()
             case FaultKind.HALF_CLOSE:
+                self._disturb(now_ms())
                 self.stack.proxy.half_close()
             case FaultKind.DELAY:
                 self._begin(self._spoil(self.draw.uniform(1, 3), delay_s=self.draw.uniform(0.05, 0.4)))
@@ -199,7 +204,9 @@ class Driver:
 
     async def _restart_broker(self, *, is_killed: bool) -> None:
         async with self._broker_lock:
+            since_ms = now_ms()
             await self.stack.restart_kafka(is_killed=is_killed, away_s=self.draw.uniform(0, 2))
+            self._disturb(since_ms)
 
     async def _freeze_redis(self, seconds: float) -> None:
         self.stack.signal_redis(signal.SIGSTOP)
@@ -215,6 +222,7 @@ class Driver:
 
     async def _spoil(self, seconds: float, *, is_cut: bool = False, **faults: Any) -> None:
         async with self._proxy_lock:
+            since_ms = now_ms()
             self.stack.proxy.set_faults(**faults)
             if is_cut:
                 self.stack.proxy.cut()
@@ -222,6 +230,10 @@ class Driver:
                 await asyncio.sleep(seconds)
             finally:
                 self.stack.proxy.heal()
+                self._disturb(since_ms)
+
+    def _disturb(self, since_ms: int) -> None:
+        self.disturbed.append((since_ms, now_ms() + RECONNECT_MS))
 
     async def _audit(self) -> None:
         """Remember what is committed, and then how long the token log is."""

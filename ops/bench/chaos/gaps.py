@@ -27,12 +27,28 @@ class Death:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeOver:
-    """What a reader saw of a take-over: from the group's notice (None: of no death) and from the last token before."""
+    """What a reader saw of a take-over: the last token before, the next one after, and when a death was noticed.
 
-    request_id: str
-    at_ms: int
-    recovery_ms: int | None
-    gap_ms: int
+    Unix milliseconds; `noticed_ms` is None where no death was behind it (a worker that joined or left, a lost lease).
+    """
+
+    before_ms: int
+    noticed_ms: int | None
+    arrival_ms: int
+
+    @property
+    def gap_ms(self) -> int:
+        """Return how long the reader waited between two tokens."""
+        return self.arrival_ms - self.before_ms
+
+    @property
+    def recovery_ms(self) -> int | None:
+        """Return how long the reader waited from the group's notice on; None without a death."""
+        return None if self.noticed_ms is None else max(0, self.arrival_ms - self.noticed_ms)
+
+    def is_within(self, spans: Sequence[tuple[int, int]]) -> bool:
+        """Return whether the wait fell on one of some spans of time."""
+        return any(begin <= self.arrival_ms and self.before_ms <= end for begin, end in spans)
 
 
 def take_overs(entries: Sequence[Entry], seen: Seen, deaths: Sequence[Death]) -> list[TakeOver]:
@@ -44,14 +60,7 @@ def take_overs(entries: Sequence[Entry], seen: Seen, deaths: Sequence[Death]) ->
             continue  # nothing came, or nothing had come: a wait for the first token is no gap in a stream
         arrival, before = seen.arrivals[after], seen.arrivals[after - 1]
         noticed = _cause(claim.timestamp_ms, before, deaths)
-        found.append(
-            TakeOver(
-                request_id=seen.request_id,
-                at_ms=claim.timestamp_ms,
-                recovery_ms=None if noticed is None else max(0, arrival - noticed),
-                gap_ms=arrival - before,
-            )
-        )
+        found.append(TakeOver(before_ms=before, noticed_ms=noticed, arrival_ms=arrival))
     return found
 
 

@@ -36,6 +36,7 @@ class RoundResult:
     answered_again: int = 0
     take_overs: int = 0
     recovery_ms: list[int] = field(default_factory=list)
+    recovery_undisturbed_ms: list[int] = field(default_factory=list)
     gap_ms: list[int] = field(default_factory=list)
     longest_gap_ms: int = 0
     slowest: list[str] = field(default_factory=list)
@@ -84,6 +85,7 @@ class RoundResult:
             resets=sum(each.num_resets for each in seen),
             take_overs=len(overs),
             recovery_ms=_recoveries(overs),
+            recovery_undisturbed_ms=_recoveries([over for over in overs if not over.is_within(driver.disturbed)]),
             gap_ms=[over.gap_ms for over in overs],
             longest_gap_ms=max(map(longest_gap_ms, seen), default=0),
             slowest=[f"{each.request_id}: {longest_gap_ms(each)} ms" for each in _slowest(seen)],
@@ -121,6 +123,11 @@ def report(total: RoundResult, conditions: Mapping[str, Any]) -> dict[str, Any]:
         "altered": total.altered,
         "leaked_blocks": total.leaked_blocks,
         "recovery_ms": {"p50": percentile(total.recovery_ms, 0.5), "p99": percentile(total.recovery_ms, 0.99)},
+        "recovery_undisturbed_ms": {
+            "p50": percentile(total.recovery_undisturbed_ms, 0.5),
+            "p99": percentile(total.recovery_undisturbed_ms, 0.99),
+            "count": len(total.recovery_undisturbed_ms),
+        },
         "leaked_tasks": total.leaked_tasks,
         "uncommitted": total.uncommitted,
         "resets": total.resets,

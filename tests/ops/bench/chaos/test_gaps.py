@@ -43,6 +43,13 @@ def test_a_taker_that_died_before_its_first_token_leaves_the_gap_to_the_next() -
     assert over.gap_ms == 34
 
 
+def test_a_wait_falls_on_a_span_that_it_touches() -> None:
+    (over,) = take_overs(taken_over(), saw(1_001, 1_025), [NOTICED])
+    assert over.is_within([(0, 1_001)])
+    assert over.is_within([(1_010, 1_011)])
+    assert not over.is_within([(0, 1_000), (1_026, 2_000)])
+
+
 def test_an_undisturbed_stream_has_no_take_over() -> None:
     assert take_overs(undisturbed(), saw(1_001, 1_011), [NOTICED]) == []
 
