@@ -90,9 +90,6 @@ async def _run(
             stack.push_async_callback(producer.close)
             cancellations = Cancellations(max_age_s=settings.router.max_deadline_s)
             control = await stack.enter_async_context(ControlFollower(broker, cancellations))
-            directory = Directory(broker)
-            stack.push_async_callback(directory.close)
-            directory.start_soon()
             await loading
             outbox = Outbox(
                 producer,
@@ -112,7 +109,7 @@ async def _run(
                 heartbeat_s=settings.worker.heartbeat_s,
                 drain_s=settings.worker.drain_s,
                 grace_s=settings.worker.grace_s,
-                directory=directory,
+                directory=Directory(broker),
                 outliers=outlier_limits(settings),
             )
             await worker.run(stop)

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, suppress
 
 import structlog
 
+from schemas.errors import UnavailableError
 from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import Broker
 from streams.clock import now_ms
@@ -30,11 +31,15 @@ from workers.suspension import OutlierLimits
 
 log = structlog.get_logger(__name__)
 
+RETRY_S = 0.5
 GOODBYE_S = 2.0  # to tell that we are gone; who is not told notices by our silence
 
 
 class Worker:
-    """One worker of one pool and colour. Without a `directory` it knows no peers, and never steps aside."""
+    """One worker of one pool and colour; it reads the `directory`, without which it knows no peers.
+
+    `outliers` says when it steps aside, None for never.
+    """
 
     def __init__(
         self,
@@ -81,6 +86,9 @@ class Worker:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._say_goodbye)
             await self._heartbeat.start()
+            if self._directory is not None:
+                stack.push_async_callback(self._directory.close)
+                self._directory.start_soon()
             stack.push_async_callback(self._handler.stop)
             await self._handler.start()
             while not stop.is_set():
@@ -90,6 +98,7 @@ class Worker:
                         await self._drain(serving)
                 if not stop.is_set():  # suspended: the partitions are given up now
                     await self._standby.until_fit(stop)
+                    await self._until_reachable(stop)
 
     def status(self) -> WorkerStatus:
         """Return the worker as it sees itself."""
@@ -146,6 +155,18 @@ class Worker:
             for task in (stopping, suspended):
                 task.cancel()
             await asyncio.gather(stopping, suspended, return_exceptions=True)
+
+    async def _until_reachable(self, stop: asyncio.Event) -> None:
+        """Wait for a broker that is away: a worker that has worked before does not end for that."""
+        while not stop.is_set():
+            try:
+                await self._broker.partitions(pool_topic(self._handler.pool, self._colour))
+                return
+            except UnavailableError as error:
+                log.warning("return_delayed", reason=error.message)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await stop.wait()
 
     async def _drain(self, serving: Serving) -> None:
         self._enter(WorkerState.DRAINING)

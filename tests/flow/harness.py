@@ -41,8 +41,10 @@ from workers.outbox import Outbox
 from workers.router.admission import DoorLimits
 from workers.router.retry_mover import RetryMover
 from workers.router.stage import RouterHandler
+from workers.router.waiting_room import RoomLimits
 from workers.runtime import Worker
 from workers.stage import StageSnapshot
+from workers.suspension import OutlierLimits
 
 
 class Fixed(TypedDict):
@@ -135,7 +137,10 @@ class Installation:
         self.intent = FixedAnnotator(Pool.INTENT, with_intent)
         self.retrieval = FixedAnnotator(Pool.RETRIEVAL, with_passage)
         self.limits = LIMITS
+        self.room_limits = RoomLimits()
         self.planner: Callable[[], Planner] = byte_planner
+        self.outliers: OutlierLimits | None = None
+        """When a worker steps aside; None: workers know no peers."""
         self.lease_s = 1.0
         """How long a generation worker lets another run of its request be silent."""
         self.clock: Callable[[], float] = time.monotonic
@@ -161,6 +166,8 @@ class Installation:
             limits=limits,
             heartbeat_s=0.05,
             drain_s=5,
+            directory=Directory(self.broker) if self.outliers else None,
+            outliers=self.outliers,
         )
         stop = asyncio.Event()
         task = asyncio.create_task(worker.run(stop), name=name)
@@ -222,7 +229,14 @@ class Installation:
                     broker, outbox, member=outbox.worker_id, commit_interval_ms=20, cancellations=cancellations
                 )
                 return RouterHandler(
-                    broker, outbox, self.sessions(), Directory(broker), limits=self.limits, mover=mover
+                    broker,
+                    outbox,
+                    self.sessions(),
+                    Directory(broker),
+                    limits=self.limits,
+                    mover=mover,
+                    cancellations=cancellations,
+                    room_limits=self.room_limits,
                 )
             case Pool.INTENT:
                 return AnnotatingHandler(self.intent, outbox, cancellations=cancellations)
