@@ -23,7 +23,9 @@ from tests.flow.test_continuation import (
     SCRIPT,
     SHORT,
     TEXT,
+    Forgetful,
     HeldReads,
+    OtherWeights,
     ask,
     published,
     start_path,
@@ -157,9 +159,12 @@ async def test_a_cancel_before_the_engine_has_admitted_the_request_ends_it_and_d
         await check_cancelled(gea, heard.end)
 
 
+@pytest.mark.parametrize("kind", [FakeEngine, OtherWeights])
 @pytest.mark.parametrize("num_tokens", [0, 9])
-async def test_who_takes_a_cancelled_request_over_ends_it_with_the_text_that_is_out(num_tokens: int) -> None:
-    gate, follower = Gate(stop_at=num_tokens), FakeEngine(SCRIPT)
+async def test_who_takes_a_cancelled_request_over_ends_it_with_the_text_that_is_out(
+    num_tokens: int, kind: type[FakeEngine]
+) -> None:
+    gate, follower = Gate(stop_at=num_tokens), kind(SCRIPT)
     async with installation() as gea, gea.client() as client:
         await start_path(gea, FakeEngine(SCRIPT, pause=gate))
         asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
@@ -198,6 +203,23 @@ async def test_a_cancel_during_a_take_over_ends_the_request_with_the_text_that_i
         assert turn.assistant == text_of(9)
 
 
+async def test_a_cancel_before_the_known_text_has_come_again_keeps_all_of_it() -> None:
+    gate, again = Gate(stop_at=9), Gate(stop_at=3)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
+        await published(gea, 9)
+        await gea.kill("generation-1")
+        await gea.start(Pool.GENERATION, "generation-2", Forgetful(SCRIPT, pause=again))
+        await again.reached.wait()
+        cancel(gea, name="generation-2")
+        heard = await asking
+        await check_cancelled(gea, heard.end)
+        assert (heard.texts[0], heard.num_resets) == (text_of(9), 0)
+        (turn,) = await gea.sessions().last_turns("default", "s", 1)
+        assert turn.assistant == text_of(9)
+
+
 async def claimed_by_another(gea: Installation) -> None:
     """Let a run that nobody will hear of again claim the request, above every run of our generation."""
     reply = Reply(topic=TOKENS, partition=murmur2_partition(b"r-1", NUM_PARTITIONS))
@@ -224,6 +246,37 @@ async def test_a_request_that_another_run_holds_and_leaves_is_produced_again_aft
         assert (heard.texts[0], heard.num_resets) == (TEXT, 0)
         assert max(record.epoch.hop for record in gea.tokens_of("r-1")) == 1
         await all_committed(gea, GENERATION, Pool.GENERATION)
+
+
+async def test_a_request_that_another_run_ends_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = None
+    async with installation() as gea, gea.client() as client:
+        gea.lease_s = 600
+        await gea.start(Pool.ROUTER, "router-1")
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await gea.broker.until(lambda: bool(gea.broker.records(GENERATION)))
+        await claimed_by_another(gea)
+        held = HeldReads(gea, monkeypatch)
+        engine = FakeEngine(SCRIPT)
+        await gea.start(Pool.GENERATION, "generation-1", engine)
+        await held.reached.wait()
+        await written_by_another(gea, "its text")  # stands in the log when our run begins to read
+        held.release()
+        heard = await asking
+        assert heard.texts[0] == "its text"
+        await all_committed(gea, GENERATION, Pool.GENERATION)
+        assert engine.requests == []
+        assert len(gea.broker.records(GENERATION)) == 1
+
+
+async def written_by_another(gea: Installation, text: str) -> None:
+    producer = await gea.broker.producer()
+    reply = Reply(topic=TOKENS, partition=murmur2_partition(b"r-1", NUM_PARTITIONS))
+    end = End(status=EndStatus.COMPLETED, finish_reason=FinishReason.STOP)
+    ours: dict[str, Any] = {"epoch": Epoch(0, 99), "owner": "another"}
+    delta = TokenRecord(kind=Kind.DELTA, text=text, token_ids=(1,), **ours)
+    await send_token(producer, reply, "r-1", delta)
+    await send_token(producer, reply, "r-1", TokenRecord(kind=Kind.END, seq=1, end=end, **ours))
 
 
 async def test_a_cancel_while_another_run_holds_the_request_waits_for_no_lease(

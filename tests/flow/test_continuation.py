@@ -417,6 +417,13 @@ class Forgetful(FakeEngine):
         return super().submit(replace(request, output=()))
 
 
+class Brief(Forgetful):
+    """Draws two tokens."""
+
+    def submit(self, request: EngineRequest) -> Any:
+        return super().submit(replace(request, sampling=replace(request.sampling, max_tokens=2)))
+
+
 async def check_begun_anew(gea: Installation, client: GeaClient, follower: FakeEngine, text: str) -> None:
     """Let a worker die at its seventh token; its follower voids the text and says its own."""
     gate = Gate(stop_at=7)
@@ -438,12 +445,26 @@ async def check_begun_anew(gea: Installation, client: GeaClient, follower: FakeE
 @pytest.mark.parametrize(
     "follower",
     [OtherWeights("something else"), Forgetful("something else"), Forgetful("é")],
-    ids=["other weights", "other tokens", "fewer tokens"],
+    ids=["other weights", "other tokens", "an early end"],
 )
 async def test_a_text_that_cannot_be_continued_is_voided_and_begun_anew(follower: FakeEngine) -> None:
     script = follower._script
     async with installation() as gea, gea.client() as client:
         await check_begun_anew(gea, client, type(follower)(script), script(None, 0))  # type: ignore[arg-type]
+
+
+async def test_a_text_of_which_only_the_beginning_comes_again_is_voided_and_begun_anew() -> None:
+    gate = Gate(stop_at=7)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await published(gea, 7)
+        await gea.kill("generation-1")
+        await gea.start(Pool.GENERATION, "generation-2", Brief(SCRIPT))
+        heard = await asking
+        assert (heard.texts[0], heard.num_resets, len(heard.token_ids[0])) == ("é", 1, 2)
+        assert heard.end is not None
+        assert (heard.end.status, heard.end.usage.completion_tokens) == (EndStatus.INCOMPLETE, 2)
 
 
 async def test_a_text_of_another_release_is_voided_and_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:

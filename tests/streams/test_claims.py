@@ -344,12 +344,19 @@ def test_choices_of_different_plans_have_no_common_origin() -> None:
 def test_a_reset_voids_the_origin_until_it_is_told_again() -> None:
     view = StreamView()
     feed(view, described(delta(0, "ab")), reset(2), delta(0, "x"))
-    assert view.origin is None
+    assert [view.origin] == [None]
     other = Claim(plan="other")
     feed(view, reset(1), described(delta(0, "y"), other))
     assert view.origin == other
     feed(view, described(reset(1)), delta(0, "z"))
     assert view.origin == PLANNED
+
+
+def test_a_repetition_from_the_middle_has_the_origin_of_the_text_that_it_joins() -> None:
+    view = StreamView()
+    feed(view, described(delta(0, "ab")), delta(2, "cd"), claim(E2, "b"))
+    feed(view, delta(2, "cd", epoch=E2, owner="b"), delta(4, "e", epoch=E2, owner="b"))
+    assert (view.text(), view.origin) == ("abcde", PLANNED)
 
 
 def test_the_origin_of_a_repetition_counts_once_it_is_what_readers_see() -> None:

@@ -34,7 +34,10 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, T], error: Exce
 
 @asynccontextmanager
 async def aborting(engine: Engine, request_id: str, cancelled: asyncio.Event) -> AsyncIterator[None]:
-    """Have the engine abort a request when it is cancelled, and in any case at the end."""
+    """Have the engine abort a request when it is cancelled, and in any case at the end.
+
+    Submit the request before anything else is awaited: an abort that comes first is ignored.
+    """
 
     async def abort_when_cancelled() -> None:
         await cancelled.wait()

@@ -173,17 +173,15 @@ class Run:
             playing = aclosing(play(engine, plan, name, replay.output))
             async with aborting(engine, name, self._cancelled), playing as events:
                 self.tokens_left = len(plan.prompt or ()) + draft.max_tokens
-                await self._stream(events, draft, replay, name)
+                await self._stream(events, draft, replay)
         finally:
             self.tokens_left = 0
         is_same = not replay.has_diverged and (replay.is_complete or draft.is_aborted)
         return draft if is_same else None
 
-    async def _stream(self, events: AsyncIterator[EngineEvent], draft: Draft, replay: Replay, name: str) -> None:
+    async def _stream(self, events: AsyncIterator[EngineEvent], draft: Draft, replay: Replay) -> None:
         """Write what is new of the events; stop where the run differs from what readers have."""
         async for event in events:
-            if self._cancelled.is_set():
-                self._parts.engine.abort(name)
             if isinstance(event, Finished):
                 draft.finished = event
                 continue
