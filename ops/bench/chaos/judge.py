@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,7 @@ from ops.bench.chaos.load import Asked
 from ops.bench.chaos.reference import Reference
 
 SAY_EVERY = 50
+AT_ONCE = 8  # as many as a model decodes at little more than the cost of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +47,32 @@ async def judge(
     """Return every broken promise."""
     ends = {request_id: place for request_id, each in observed.tokens.items() if (place := end_place(each))}
     problems = [found for audit in observed.audits for found in check_commits(observed.received, audit, ends)]
+    slots, num_compared = asyncio.Semaphore(AT_ONCE), 0
+
+    async def compare(asked: Asked, turns: Memory) -> list[Problem]:
+        nonlocal num_compared
+        async with slots:
+            found = await _judge_one(observed, asked, reference, turns)
+        num_compared += 1
+        if num_compared % SAY_EVERY == 0:
+            say(f"compared {num_compared} of {len(observed.asked)} requests with undisturbed runs")
+        return found
+
+    for found in await asyncio.gather(*(compare(asked, turns) for asked, turns in _with_turns(observed))):
+        problems += found
+    return problems
+
+
+def _with_turns(observed: Observed) -> list[tuple[Asked, Memory]]:
+    """Return each request with the turns of its session before it."""
     earlier: dict[str, Memory] = {}
-    for number, asked in enumerate(observed.asked):
-        if number % SAY_EVERY == 0:
-            say(f"compared {number} of {len(observed.asked)} requests with undisturbed runs")
-        session = asked.planned.request.session_id
-        problems += await _judge_one(observed, asked, reference, earlier.get(session or "", ()))
+    found = []
+    for asked in observed.asked:
+        session = asked.planned.request.session_id or ""
+        found.append((asked, earlier.get(session, ())))
         if session:
             earlier[session] = (*earlier.get(session, ()), _turn(observed, asked))
-    return problems
+    return found
 
 
 async def _judge_one(observed: Observed, asked: Asked, reference: Reference, turns: Memory) -> list[Problem]:

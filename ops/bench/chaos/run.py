@@ -1,4 +1,4 @@
-"""The whole bench: rounds of at most fifty kills until all are done, a checkpoint after each, then the report."""
+"""The whole bench: rounds of some kills each until all are done, a checkpoint after each, then the report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ops.bench.chaos.round import RoundPlan, Say, run_round
 from ops.bench.chaos.stack import PRODUCTION, Size
 from workers.settings import EngineKind
 
-KILLS_PER_ROUND = 50
+KILLS_PER_ROUND = {EngineKind.FAKE: 50, EngineKind.LOCAL: 10}
 READERS = {EngineKind.FAKE: 14, EngineKind.LOCAL: 6}
 MAX_TOKENS = {EngineKind.FAKE: 160, EngineKind.LOCAL: 48}  # bytes of the scripted text; the model's tokens take longer
 
@@ -60,7 +60,7 @@ async def run_chaos(options: ChaosOptions, say: Say, on_round: Callable[[RoundRe
     path = options.checkpoint
     rounds = load_rounds(path, options.conditions) if path else []
     while (left := options.num_kills - sum(each.kills for each in rounds)) > 0:
-        result = await _one_round(options, len(rounds), min(left, KILLS_PER_ROUND), say)
+        result = await _one_round(options, len(rounds), min(left, KILLS_PER_ROUND[options.size.engine]), say)
         rounds.append(result)
         if path:
             save_rounds(path, options.conditions, rounds)
