@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ops.bench.chaos.processes import Workers
+from ops.bench.chaos.processes import WorkerProcess, Workers
 from ops.bench.chaos.stack import Size, configuration
 from schemas.worker import Pool
 
@@ -28,6 +28,15 @@ async def workers(tmp_path: Path) -> AsyncIterator[Workers]:
     finally:
         await made.close()
         assert not any(each.is_alive for each in made.running.values())
+
+
+async def waiting(workers: Workers, pool: Pool) -> WorkerProcess:
+    """Start a worker and return it once it waits for Kafka."""
+    one = workers.start(pool, f"{pool}-1")
+    while b"waiting_for_broker" not in (one.log.read_bytes() if one.log.exists() else b""):
+        assert not await workers.ready(one, 0.05)
+        assert one.is_alive
+    return one
 
 
 async def test_a_killed_worker_is_gone_at_once_and_comes_back_as_another_process(workers: Workers) -> None:
@@ -54,16 +63,13 @@ async def test_whoever_dies_unasked_is_remembered_and_started_again(workers: Wor
 
 
 async def test_a_worker_that_waits_for_kafka_stops_in_order(workers: Workers) -> None:
-    one = workers.start(Pool.GENERATION, "generation-1")
-    while b"waiting_for_broker" not in (one.log.read_bytes() if one.log.exists() else b""):
-        assert not await workers.ready(one, 0.05)
-        assert one.is_alive
+    one = await waiting(workers, Pool.GENERATION)
     assert await workers.stop(one, 10) == 0
     assert one.census() is None
 
 
 async def test_a_worker_that_does_not_stop_in_time_is_killed(workers: Workers) -> None:
-    one = workers.start(Pool.ROUTER, "router-1")
+    one = await waiting(workers, Pool.ROUTER)
     assert one.process.pid is not None
     os.kill(one.process.pid, signal.SIGSTOP)
     assert await workers.stop(one, 0.1) is None
