@@ -10,7 +10,7 @@ import unicodedata
 import pytest
 
 from schemas.errors import ConfigError
-from workers.generation.engine.fake import ByteTokenizer, FakeEngine, paced
+from workers.generation.engine.fake import END_OF_SEQUENCE, ByteTokenizer, FakeEngine, paced
 from workers.generation.engine.protocol import EngineRequest, Finished, SamplingParams, TokenChunk
 from workers.generation.engine.script import seeded_script, seeded_text
 
@@ -93,6 +93,19 @@ async def test_engine_reports_its_steps_and_the_tokens_of_what_runs() -> None:
     found = engine.statistics()
     assert (found.tokens_in_flight, found.num_steps, found.num_finished) == (0, 3 + 4, 2)
     assert found.step_ms > 0
+    await engine.stop()
+
+
+async def test_answer_that_was_whole_waits_for_no_slot() -> None:
+    may_step = asyncio.Event()
+    engine = FakeEngine("abc", pause=lambda: _wait(may_step), max_sequences=1)
+    await engine.start()
+    busy = engine.submit(EngineRequest(request_id="busy", prompt=PROMPT))
+    await asyncio.sleep(0)
+    whole = EngineRequest(request_id="whole", prompt=PROMPT, output=((*b"abc", END_OF_SEQUENCE),))
+    assert await texts_of(engine, whole) == ["abc"]
+    may_step.set()
+    assert [event async for event in busy if isinstance(event, Finished)]
     await engine.stop()
 
 
