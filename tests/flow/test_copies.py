@@ -59,6 +59,12 @@ def generation(gea: Installation) -> GenerationHandler:
     return handler
 
 
+async def another_router(gea: Installation) -> None:
+    """Change to a router that has not seen the request itself."""
+    await gea.stop("router-1")
+    await gea.start(Pool.ROUTER, "router-2")
+
+
 async def test_a_partition_that_was_lost_and_comes_back_to_the_same_worker_is_worked_on() -> None:
     gate = Gate(stop_at=20)
     async with installation() as gea, gea.client() as client:
@@ -100,6 +106,7 @@ async def test_without_the_store_a_repeat_elsewhere_is_pointed_to_the_stream_tha
         gea.store.down = True
         asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
         await gate.reached.wait()
+        await another_router(gea)
         body = pack(GenerationRequest(prompt="tell me", session_id="another-1", **DIALOGUE))
         await send_raw(gea, body, [("request_id", "r-1"), ("reply_partition", str(other))])
         await gea.broker.until(lambda: len(gea.broker.records(TOPIC)) == 2)
@@ -119,6 +126,7 @@ async def test_without_the_store_another_tenants_repeat_gets_nothing_of_the_stre
         gea.store.down = True
         asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
         await gate.reached.wait()
+        await another_router(gea)
         body = pack(GenerationRequest(prompt="tell me", **DIALOGUE))
         await send_raw(gea, body, [("request_id", "r-1"), ("tenant", "other")])
         await gea.broker.until(lambda: len(gea.broker.records(TOPIC)) == 2)

@@ -52,6 +52,8 @@ async def test_a_repeat_without_the_markers_still_has_one_effective_end() -> Non
         (step,) = await redrive(gea)
         await gea.start_all(FakeEngine(TEXT))
         first = await end_of(gea, client, step.request_id)
+        await gea.stop("router-1")
+        await gea.start(Pool.ROUTER, "router-2")  # one that has not seen the first
         gea.store.down = True
         await redrive(gea, is_again=True)
         await all_committed(gea, REQUESTS, Pool.ROUTER)

@@ -1,4 +1,4 @@
-"""The router pool: read → recognise repeats → admit → stamp → forward.
+"""The router pool: read → recognise repeats → wait for room → stamp → forward.
 
 A request that is refused gets a terminal record with a code; a record that is no message goes to the dead letters. The
 same origin is always forwarded again (claims make that harmless); another origin with a known request_id is a repeat
@@ -20,24 +20,33 @@ from schemas.errors import (
     InternalError,
     InvalidRequestError,
     RejectedError,
+    RequestCancelledError,
     UnavailableError,
 )
 from schemas.request import GenerationRequest
 from schemas.tokens import See
 from schemas.worker import Pool
 from streams.broker import Broker
+from streams.cancellations import Cancellations
 from streams.clock import now_ms
 from streams.delivery import Delivery
 from streams.directory import Directory
+from streams.expiring import ExpiringMap
 from streams.session import Marker, SessionStore
 from streams.telemetry import bind_request, child_traceparent
-from workers.handler import refusal_epoch, refuse_record, request_id_of
+from workers.handler import gather_all, refusal_epoch, refuse_record, request_id_of
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits, check_load, deadline_of, load_of, read_request, reply_of, stamp
+from workers.router.cost import estimate_tokens
 from workers.router.retry_mover import RetryMover
+from workers.router.room import Room
 from workers.router.routes import RouteBook, RouteFollower
 from workers.router.stream_ends import StreamEnds
+from workers.router.waiting_room import RoomLimits, Ticket, WaitingRoom
 from workers.stage import StageSnapshot
+
+MAX_RECENT = 50_000  # requests that this router recognises by itself, about 20 MiB
+RECENT_S = 3_600.0
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +63,8 @@ class RouterHandler:
         *,
         limits: DoorLimits,
         mover: RetryMover | None = None,
+        cancellations: Cancellations | None = None,
+        room_limits: RoomLimits = RoomLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._outbox = outbox
         self._sessions = sessions
@@ -62,6 +73,13 @@ class RouterHandler:
         self._book = RouteBook()
         self._ends = StreamEnds(broker, limits.num_token_partitions)
         self._mover = mover
+        self._recent: ExpiringMap[str, Marker | None] = ExpiringMap(max_age_s=RECENT_S, max_items=MAX_RECENT)
+        room = Room(
+            directory,
+            max_tokens_per_worker=room_limits.max_tokens_per_worker,
+            max_queue_depth=limits.max_queue_depth,
+        )
+        self._waiting = WaitingRoom(room, limits=room_limits, cancellations=cancellations)
         self._routes = RouteFollower(broker, self._book)
 
     @property
@@ -74,16 +92,27 @@ class RouterHandler:
         await self._routes.start()
         await self._directory.start()
         await self._ends.start()
+        self._waiting.start()
         if self._mover is not None:
             await self._mover.start()
 
     async def handle(self, batch: Sequence[Delivery]) -> None:
-        """Route a batch."""
-        await asyncio.gather(*(self._route(delivery) for delivery in batch))
+        """Route a batch, each request in its own task, which ends if its partition is lost."""
+        tasks = []
+        for delivery in batch:
+            task = asyncio.create_task(self._route(delivery))
+            delivery.attach(task)
+            tasks.append(task)
+        try:
+            await gather_all(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def snapshot(self) -> StageSnapshot:
-        """Return nothing special: the router has no steps."""
-        return StageSnapshot()
+        """Return how many wait; the router has no steps."""
+        return StageSnapshot(num_queued=len(self._waiting))
 
     async def probe(self) -> float | None:
         """Return None: there is no step to measure."""
@@ -93,6 +122,7 @@ class RouterHandler:
         """Stop following, and leave waiting retries to the next router. Idempotent."""
         if self._mover is not None:
             await self._mover.stop()
+        await self._waiting.close()
         await self._routes.close()
         await self._ends.close()
         await self._directory.close()
@@ -144,19 +174,48 @@ class RouterHandler:
         reply: Reply,
     ) -> None:
         """Forward a valid request, point a repeat to the first one's stream, or refuse it for its time or our load."""
-        marker = Marker(origin=origin, reply=reply, tenant=headers.tenant)
-        known = await self._sessions.mark(headers.request_id, marker)
+        received_ms = now_ms()
+        known = await self._mark(headers.request_id, Marker(origin=origin, reply=reply, tenant=headers.tenant))
         if known.origin != origin:
             await self._point(delivery, headers, reply, known)
             return
         try:
-            deadline_ms = deadline_of(headers, self._limits, now_ms())
+            deadline_ms = deadline_of(headers, self._limits, received_ms)
             if not delivery.is_takeover:
                 check_load(load_of(self._directory.workers(Pool.GENERATION)), self._limits)
-            await self._outbox.forward(self._stamped(headers, request, origin, known.reply, deadline_ms))
-        except (InvalidRequestError, RejectedError) as error:
+            await self._waiting.turn(self._ticket(delivery, headers, request, deadline_ms))
+            routed = self._stamped(headers, request, origin, known.reply, deadline_ms, received_ms)
+            await self._outbox.forward(routed)
+        except (InvalidRequestError, RejectedError, RequestCancelledError) as error:
             await self._end(delivery, reply, headers.request_id, error)
+            self._recent.put(headers.request_id, None)
             await self._sessions.unmark(headers.request_id)
+
+    def _ticket(
+        self, delivery: Delivery, headers: RequestHeaders, request: GenerationRequest, deadline_ms: int
+    ) -> Ticket:
+        return Ticket(
+            request_id=headers.request_id,
+            tenant=headers.tenant,
+            priority=request.priority,
+            tokens=estimate_tokens(request, max_length=self._limits.max_length),
+            deadline_ms=deadline_ms,
+            reader_lease_s=request.reader_lease_s,
+            is_takeover=delivery.is_takeover,
+        )
+
+    async def _mark(self, request_id: str, marker: Marker) -> Marker:
+        """Remember a request unless it is known, and return the marker that counts.
+
+        What this router has seen itself counts where the store is away or has forgotten: repeats have the key of their
+        request and so come to the same router.
+        """
+        known = await self._sessions.mark(request_id, marker)
+        if known.origin == marker.origin:
+            known = self._recent.get(request_id, None) or known
+        if known.origin == marker.origin:
+            self._recent.put(request_id, known)
+        return known
 
     async def _point(self, delivery: Delivery, headers: RequestHeaders, reply: Reply, known: Marker) -> None:
         if known.tenant != headers.tenant:
@@ -178,7 +237,7 @@ class RouterHandler:
             reply = self._reply(headers)
         except InvalidRequestError:
             headers, reply = None, self._outbox.default_reply(request_id)
-        known = await self._sessions.marker(request_id)
+        known = await self._sessions.marker(request_id) or self._recent.get(request_id, None)
         if known is None:
             await self._end(delivery, reply, request_id, error)
         elif headers is not None and known.tenant == headers.tenant:
@@ -198,7 +257,13 @@ class RouterHandler:
         )
 
     def _stamped(
-        self, headers: RequestHeaders, request: GenerationRequest, origin: Origin, reply: Reply, deadline_ms: int
+        self,
+        headers: RequestHeaders,
+        request: GenerationRequest,
+        origin: Origin,
+        reply: Reply,
+        deadline_ms: int,
+        received_ms: int,
     ) -> RoutedRequest:
         key = f"{headers.tenant}/{request.session_id or headers.request_id}"
         routed = stamp(
@@ -208,7 +273,7 @@ class RouterHandler:
             reply=reply,
             route=self._book.stamp(key),
             deadline_ms=deadline_ms,
-            now_ms=now_ms(),
+            now_ms=received_ms,
             traceparent=child_traceparent(headers.traceparent),
         )
         log.info("routed", colour=routed.route.generation, tenant=headers.tenant, session_id=request.session_id)
