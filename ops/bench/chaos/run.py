@@ -51,7 +51,7 @@ class ChaosOptions:
             "pace_ms": self.size.pace_ms if self.size.engine is EngineKind.FAKE else None,
             "session_ms": sessions.session_ms,
             "heartbeat_ms": sessions.heartbeat_ms,
-            "fault_groups": sorted(self.groups),
+            "fault_groups": sorted(group.value for group in self.groups),
         }
 
 
