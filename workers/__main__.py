@@ -24,13 +24,14 @@ from streams.control_follower import ControlFollower
 from streams.directory import Directory
 from streams.settings import ConsumerLimits
 from streams.telemetry import Metrics, configure_logging, serve_metrics
-from workers.build import HandlerBuilder, Loader, build_handler, preload
+from workers.build import HandlerBuilder, Loader, build_handler, build_placement, preload
 from workers.connect import (
     await_topics,
     consumer_limits,
     direct_limits,
     kafka_broker,
     outlier_limits,
+    router_limits,
     start_producer,
 )
 from workers.outbox import Outbox
@@ -90,12 +91,14 @@ async def _run(
             stack.push_async_callback(producer.close)
             cancellations = Cancellations(max_age_s=settings.router.max_deadline_s)
             control = await stack.enter_async_context(ControlFollower(broker, cancellations))
+            directory = Directory(broker)  # started by the worker
             await loading
             outbox = Outbox(
                 producer,
                 worker_id=worker_id,
                 num_token_partitions=num_token_partitions,
                 metrics=_metrics(settings, pool, colour, stack),
+                placement=build_placement(settings, broker, directory, stack),
             )
             handler = await build(pool, settings, broker, outbox, stack, colour=colour, cancellations=cancellations)
             await control.catch_up(CATCH_UP_S)
@@ -109,7 +112,7 @@ async def _run(
                 heartbeat_s=settings.worker.heartbeat_s,
                 drain_s=settings.worker.drain_s,
                 grace_s=settings.worker.grace_s,
-                directory=Directory(broker),
+                directory=directory,
                 outliers=outlier_limits(settings),
             )
             await worker.run(stop)
@@ -129,6 +132,8 @@ def _metrics(settings: Settings, pool: Pool, colour: str, stack: AsyncExitStack)
 
 
 def _limits(settings: Settings, pool: Pool) -> ConsumerLimits:
+    if pool is Pool.ROUTER:
+        return router_limits(settings)
     return consumer_limits(settings) if pool in (Pool.INTENT, Pool.RETRIEVAL) else direct_limits(settings)
 
 

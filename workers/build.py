@@ -20,10 +20,13 @@ from workers.annotating import AnnotatingHandler
 from workers.connect import store_settings
 from workers.handler import Handler
 from workers.outbox import Outbox
+from workers.placement import Placement
 from workers.router.admission import DoorLimits
+from workers.router.placement import LeastLoad, PartitionCounts, RoundRobin, Workers
 from workers.router.retry_mover import RetryMover
 from workers.router.stage import RouterHandler
-from workers.settings import EngineKind, Settings
+from workers.router.waiting_room import RoomLimits
+from workers.settings import EngineKind, PlacementKind, Settings
 
 HEAVY_MODULES = {
     Pool.ROUTER: (),
@@ -58,6 +61,17 @@ def preload(pool: Pool, settings: Settings) -> None:
     is_fake = pool is Pool.GENERATION and settings.generation.engine is EngineKind.FAKE
     for name in FAKE_MODULES if is_fake else HEAVY_MODULES[pool]:
         importlib.import_module(name)
+
+
+def build_placement(settings: Settings, broker: Broker, workers: Workers, stack: AsyncExitStack) -> Placement:
+    """Make what chooses partitions for a worker that hands requests on; it needs no worker to be known."""
+    counts = PartitionCounts(broker)
+    stack.push_async_callback(counts.close)
+    match settings.router.placement:
+        case PlacementKind.ROUND_ROBIN:
+            return RoundRobin(workers, counts.get)
+        case PlacementKind.LEAST_LOAD:
+            return LeastLoad(workers, counts.get, max_length=settings.generation.max_length)
 
 
 async def build_handler(
@@ -108,7 +122,18 @@ async def _router(
         cancellations=cancellations,
     )
     return RouterHandler(
-        broker, outbox, await _sessions(settings, stack), Directory(broker), limits=limits, mover=mover
+        broker,
+        outbox,
+        await _sessions(settings, stack),
+        Directory(broker),
+        limits=limits,
+        mover=mover,
+        cancellations=cancellations,
+        room_limits=RoomLimits(
+            max_waiting=settings.router.max_waiting,
+            tenant_share=settings.router.tenant_share,
+            max_tokens_per_worker=settings.router.max_tokens_in_flight_per_worker,
+        ),
     )
 
 

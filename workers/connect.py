@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import structlog
 
@@ -19,6 +20,7 @@ RETRY_S = 0.3  # a broker that starts beside us is there within seconds
 SLOW_RETRY_S = 3.0
 NUM_QUICK_TRIES = 100
 LOG_EVERY = 20
+WINDOW_PER_WAITING = 4
 
 log = structlog.get_logger(__name__)
 
@@ -71,7 +73,7 @@ def consumer_limits(settings: Settings) -> ConsumerLimits:
 
 
 def direct_limits(settings: Settings) -> ConsumerLimits:
-    """Return how router and generation take their records: at once, since they batch inside or not at all."""
+    """Return how generation takes its records: at once, since it batches inside."""
     batching = settings.batching
     return ConsumerLimits(
         batch_size=1,
@@ -79,6 +81,19 @@ def direct_limits(settings: Settings) -> ConsumerLimits:
         max_in_flight=batching.max_in_flight,
         window=batching.window,
         stuck_ms=round(settings.worker.stuck_s * 1000),
+    )
+
+
+def router_limits(settings: Settings) -> ConsumerLimits:
+    """Return how the router takes its records: as many as may wait in it, and some that are on their way.
+
+    One that waits long holds back the commit of those behind it: the window leaves room for what passes it.
+    """
+    direct = direct_limits(settings)
+    return replace(
+        direct,
+        max_in_flight=settings.router.max_waiting + settings.batching.max_in_flight,
+        window=max(direct.window, WINDOW_PER_WAITING * settings.router.max_waiting),
     )
 
 

@@ -84,8 +84,17 @@ class RedisSection(_Section, frozen=True, kw_only=True):
     ssl_check_hostname: bool = True
 
 
+class PlacementKind(StrEnum):
+    """How requests without a session are spread over the workers of the next pool."""
+
+    ROUND_ROBIN = "round_robin"
+    """All partitions in turn."""
+    LEAST_LOAD = "least_load"
+    """The worker where a request will be done soonest, by its status and what was sent since."""
+
+
 class RouterSection(_Section, frozen=True, kw_only=True):
-    """Admission and defaults at the door."""
+    """Admission and defaults at the door. `placement` is used by every pool that hands requests on."""
 
     deadline_s: Seconds = 120.0
     max_deadline_s: Seconds = 3600.0
@@ -93,6 +102,10 @@ class RouterSection(_Section, frozen=True, kw_only=True):
     max_queue_depth: Count = 1000
     reply_topics: tuple[str, ...] = ()
     marker_ttl_s: Annotated[int, msgspec.Meta(ge=60, le=31_536_000)] = 21_600
+    placement: PlacementKind = PlacementKind.LEAST_LOAD
+    max_waiting: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 1000
+    tenant_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
+    max_tokens_in_flight_per_worker: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] = 16_384
 
 
 class IntentSection(_Section, frozen=True, kw_only=True):
