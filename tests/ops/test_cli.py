@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
     ["demo"], ["up"], ["down"], ["status"], ["ask"], ["chat"], ["tail"], ["replay"], ["cancel"], ["ingest"], ["worker"],
     ["topics", "apply"], ["topics", "show"], ["train", "intent"], ["dlq", "list"], ["dlq", "show"], ["dlq", "redrive"],
+    ["bench", "chaos"],
 ]  # fmt: skip
 runner = CliRunner()
 
