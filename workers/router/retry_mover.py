@@ -163,10 +163,11 @@ class RetryMover:
             raise InvalidRequestError(f"header target: {order.target!r} is no topic of a pool here", field="target")
 
     async def _until_due(self, delivery: Delivery, routed: RoutedRequest, order: RetryOrder) -> None:
-        """Wait until the order is due, the deadline has come, or the request is cancelled."""
+        """Wait until the order is due, the deadline has come, the request is cancelled or its readers are gone."""
         longest_ms = round(RETRY_DELAYS_S[delivery.record.topic] * 1000 * (1 + JITTER))
         due_ms = min(order.not_before_ms, routed.deadline_ms, self._clock.now_ms() + longest_ms)
-        watching = self._cancellations.watch(routed.request_id, routed.tenant)
+        lease_s = routed.request.reader_lease_s
+        watching = self._cancellations.watch(routed.request_id, routed.tenant, lease_s=lease_s)
         with _member_of(self._waiting), watching as cancelled:
             while (left_ms := due_ms - self._clock.now_ms()) > 0 and not cancelled.is_set():
                 await self._clock.wait(cancelled, min(left_ms / 1000, MAX_SLEEP_S))

@@ -71,7 +71,7 @@ class Post:
         self.broker = broker
         self.outbox = outbox
         self.clock = StepClock()
-        self.cancellations = Cancellations()
+        self.cancellations = Cancellations(clock=lambda: self.clock.now_ms() / 1000)
 
     def mover(self, member: str = "router-1", max_in_flight: int = 100) -> RetryMover:
         return RetryMover(
@@ -192,6 +192,17 @@ async def test_a_request_that_was_cancelled_or_is_late_returns_at_once_to_be_end
         here.clock.step(1_000)
         await here.until_returned("cancelled", "late")
         assert mover.num_waiting == 1
+
+
+async def test_a_request_whose_reader_is_gone_returns_at_once_to_be_ended_by_its_pool() -> None:
+    async with post() as here, running(here.mover()) as mover:
+        here.cancellations.leases.hear(True)
+        leased = msgspec.structs.replace(ROUTED.request, reader_lease_s=1.0)
+        await here.retry("left", 5_000, request=leased)
+        await here.until_waiting(mover, 1)
+        here.clock.step(1_000)
+        here.cancellations.leases.check()
+        await here.until_returned("left")
 
 
 async def test_no_record_waits_longer_than_its_topic_says() -> None:
