@@ -25,7 +25,6 @@ from streams.delivery import Delivery
 from streams.topics import pool_topic
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
-from workers.wanted import check_deadline as check_deadline  # for those who take single records
 from workers.wanted import check_wanted
 
 REFUSAL_HOP = -1
