@@ -39,7 +39,7 @@ class Backlog:
     def take(self, status: WorkerStatus, now_s: float, mean_tokens: float) -> None:
         """Take a status; one that is known already changes nothing."""
         known = self._status
-        if known is not None and status.updated_ms == known.updated_ms and status.started_ms == known.started_ms:
+        if status == known:
             return
         is_same_life = known is not None and known.started_ms == status.started_ms
         num_finished = status.num_handled - known.num_handled if known is not None and is_same_life else 0

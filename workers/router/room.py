@@ -96,7 +96,7 @@ class Room:
             del self._heard[name]
         for name, status in living.items():
             known = self._heard.get(name)
-            if known is None or status.updated_ms != known.status.updated_ms:
+            if known is None or status != known.status:
                 self._heard[name] = _Heard(status, now_s, _in_log(status, known.status if known else None))
         heard = [h for pool in (Pool.INTENT, Pool.RETRIEVAL, Pool.GENERATION) for h in self._of(pool)]
         covered_s = min((h.at_s for h in heard), default=0.0) - SETTLE_S
