@@ -97,11 +97,14 @@ class EngineCore:
         self._finish(active)
 
     @torch.inference_mode()
-    def step(self) -> None:
-        """Run one step. Raises RuntimeError if the model fails for every request, again and again."""
+    def step(self) -> bool:
+        """Run one step; False if there is nothing to run.
+
+        Raises RuntimeError if the model fails for every request, again and again.
+        """
         plan = self.scheduler.schedule(self._clock())
         if plan.is_empty:
-            return
+            return False
         results = self._run_isolated(plan)
         self._failed_steps = (
             0 if any(isinstance(result, torch.Tensor) for _, result in results) else self._failed_steps + 1
@@ -110,6 +113,7 @@ class EngineCore:
             self._postprocess(part, result)
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every request")
+        return True
 
     def _active(self, request: EngineRequest, emit: Emit) -> ActiveRequest:
         return ActiveRequest(

@@ -197,8 +197,8 @@ class LocalEngine:
             for command in self._take():
                 self._apply(core, command)
             started_s = time.perf_counter()
-            core.step()
-            self._note(core, (time.perf_counter() - started_s) * 1e3)
+            has_run = core.step()
+            self._note(core, (time.perf_counter() - started_s) * 1e3 if has_run else None)
             self._hand_over()
 
     def _wait(self, core: EngineCore) -> bool:
@@ -226,16 +226,19 @@ class LocalEngine:
         if isinstance(event, Finished | Exception):
             self._active.pop(ticket, None)
 
-    def _note(self, core: EngineCore, step_ms: float) -> None:
+    def _note(self, core: EngineCore, step_ms: float | None) -> None:
+        """Keep what `statistics` returns. Without a step (all was aborted or over already) its time stays as it was."""
         before, scheduler = self._statistics, core.scheduler
-        smooth = step_ms if not before.num_steps else before.step_ms + SMOOTHING * (step_ms - before.step_ms)
+        smooth = before.step_ms
+        if step_ms is not None:
+            smooth = step_ms if not before.num_steps else before.step_ms + SMOOTHING * (step_ms - before.step_ms)
         self._statistics = EngineStatistics(
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             tokens_in_flight=scheduler.tokens_in_flight,
             step_ms=smooth,
             last_step_ms=now_ms(),
-            num_steps=before.num_steps + 1,
+            num_steps=before.num_steps + (step_ms is not None),
             num_finished=core.num_finished,
             free_slots=scheduler.num_free,
         )

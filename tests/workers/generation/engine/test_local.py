@@ -256,6 +256,20 @@ async def test_engine_that_cannot_load_says_why() -> None:
         LocalEngine(NOWHERE).submit(ask())
 
 
+async def test_what_needs_no_step_leaves_the_step_time_alone() -> None:
+    engine = local(ScriptedModel("Hello."))
+    await engine.start()
+    await read(engine.submit(ask()))
+    await read(engine.submit(replace(ask(), output=((END_OF_SEQUENCE,),))))  # the last step's report has come by then
+    before = engine.statistics()
+    assert before.step_ms > 0 and before.num_steps == 7
+    for _ in range(50):
+        await read(engine.submit(replace(ask(), output=((END_OF_SEQUENCE,),))))
+    after = engine.statistics()
+    assert (after.step_ms, after.num_steps) == (before.step_ms, before.num_steps)
+    await engine.stop()
+
+
 async def test_requests_that_are_over_are_freed() -> None:
     engine = local(ScriptedModel("Hello."))
     await engine.start()
