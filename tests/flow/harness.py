@@ -39,6 +39,7 @@ from workers.generation.stage import GenerationHandler, GenerationLimits
 from workers.handler import Handler
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits
+from workers.router.placement import LeastLoad, PartitionCounts
 from workers.router.retry_mover import RetryMover
 from workers.router.stage import RouterHandler
 from workers.router.waiting_room import RoomLimits
@@ -138,6 +139,7 @@ class Installation:
         self.retrieval = FixedAnnotator(Pool.RETRIEVAL, with_passage)
         self.limits = LIMITS
         self.room_limits = RoomLimits()
+        self.consumer_limits = ConsumerLimits(batch_size=8, max_wait_ms=1, commit_interval_ms=20)
         self.planner: Callable[[], Planner] = byte_planner
         self.outliers: OutlierLimits | None = None
         """When a worker steps aside; None: workers know no peers."""
@@ -150,23 +152,30 @@ class Installation:
         """Start a worker and wait until it is ready."""
         producer = await self.broker.producer()
         self.metrics[name] = Metrics(pool=pool.value, colour="blue")
-        outbox = Outbox(producer, worker_id=name, num_token_partitions=NUM_PARTITIONS, metrics=self.metrics[name])
+        directory = Directory(self.broker)
+        counts = PartitionCounts(self.broker)
+        outbox = Outbox(
+            producer,
+            worker_id=name,
+            num_token_partitions=NUM_PARTITIONS,
+            metrics=self.metrics[name],
+            placement=LeastLoad(directory, counts.get, max_length=LIMITS.max_length),
+        )
         cancellations = Cancellations(clock=self.clock)
         control = ControlFollower(self.broker, cancellations, check_s=0.005)
         await control.__aenter__()
         handler = self._handler(pool, outbox, engine, cancellations)
         await control.catch_up(5)
-        limits = ConsumerLimits(batch_size=8, max_wait_ms=1, commit_interval_ms=20)
         worker = Worker(
             self.broker,
             handler,
             outbox,
             worker_id=name,
             colour="blue",
-            limits=limits,
+            limits=self.consumer_limits,
             heartbeat_s=0.05,
             drain_s=5,
-            directory=Directory(self.broker) if self.outliers else None,
+            directory=directory,
             outliers=self.outliers,
         )
         stop = asyncio.Event()

@@ -89,8 +89,7 @@ class Backlog:
 
 
 def received_work(status: WorkerStatus, mean_tokens: float) -> float:
-    """Return what a worker has in hand, in requests of mean size: by tokens where it counts them (generation)."""
-    tokens = status.tokens_in_flight + status.tokens_queued
-    if status.pool is Pool.GENERATION and tokens and mean_tokens > 0:
-        return tokens / mean_tokens
+    """Return what a worker has left to do, in requests of mean size: by tokens where it counts them (generation)."""
+    if status.pool is Pool.GENERATION and status.tokens_queued and mean_tokens > 0:
+        return status.tokens_queued / mean_tokens
     return float(status.requests_in_flight)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from schemas.worker import Pool, WorkerState, WorkerStatus
-from workers.router.backlog import SETTLE_S, received_work
+from workers.router.backlog import SETTLE_S
 from workers.router.placement import Workers
 
 COST_SMOOTHING = 0.95
@@ -75,7 +75,7 @@ class Room:
         """Return the tokens that are in the pool or on their way to it."""
         mean = self._mean_tokens or 1.0
         in_generation = sum(
-            (received_work(heard.status, mean) + heard.num_in_log) * mean for heard in self._of(Pool.GENERATION)
+            _received(heard.status, mean) + heard.num_in_log * mean for heard in self._of(Pool.GENERATION)
         )
         num_before = sum(
             heard.status.requests_in_flight + heard.num_in_log
@@ -140,6 +140,11 @@ class _Rate:
     def _drop(self, now_s: float) -> None:
         while self._sent and self._sent[0][0] < now_s - RATE_SPAN_S:
             self._sent.popleft()
+
+
+def _received(status: WorkerStatus, mean_tokens: float) -> float:
+    """Return the tokens of requests in hand, decoded and not decoded yet: what each was counted with when it went."""
+    return status.tokens_in_flight + status.tokens_queued or status.requests_in_flight * mean_tokens
 
 
 def _in_log(status: WorkerStatus, before: WorkerStatus | None) -> int:
