@@ -116,8 +116,11 @@ class Serving:
             if not self._crash.done():
                 self._crash.set_exception(error)
 
+    def _num_unbegun(self) -> int:
+        return self.consumer.statistics().num_behind + self._handler.snapshot().num_unbegun
+
     async def _until_somebody_waits(self, has_peers: Callable[[], bool]) -> None:
-        """Wait until records stand in our partitions that a peer would take at once: more than our work is worth."""
-        while not (has_peers() and self.consumer.statistics().num_behind):  # noqa: ASYNC110 - no event tells of it
+        """Wait until a peer would take at once what stands in our partitions: more than our work is worth."""
+        while not (has_peers() and self._num_unbegun()):  # noqa: ASYNC110 - no event tells of it
             await asyncio.sleep(HAND_OVER_CHECK_S)
         log.info("handed_over", num_in_flight=self.consumer.statistics().num_in_flight)

@@ -18,12 +18,14 @@ class StageSnapshot:
     """What a stage tells about itself in the worker's status. `last_step_ms` is a Unix time, 0 before any step.
 
     `tokens_queued` estimates the tokens that are not decoded yet: of prompts, and up to `max_tokens` of each answer.
+    `num_unbegun` counts the requests that a peer could begin with at once, since nothing of them is done here.
     """
 
     model: str = ""
     tokens_in_flight: int = 0
     tokens_queued: int = 0
     num_queued: int = 0
+    num_unbegun: int = 0
     step_ms: float = 0.0
     last_step_ms: int = 0
 

@@ -141,6 +141,8 @@ class Installation:
         self.room_limits = RoomLimits()
         self.consumer_limits = ConsumerLimits(batch_size=8, max_wait_ms=1, commit_interval_ms=20)
         self.planner: Callable[[], Planner] = byte_planner
+        self.grace_s = 5.0
+        """How long a worker that stops serves what still comes, if it has peers."""
         self.outliers: OutlierLimits | None = None
         """When a worker steps aside; None: workers know no peers."""
         self.lease_s = 1.0
@@ -175,6 +177,7 @@ class Installation:
             limits=self.consumer_limits,
             heartbeat_s=0.05,
             drain_s=5,
+            grace_s=self.grace_s,
             directory=directory,
             outliers=self.outliers,
         )

@@ -112,7 +112,7 @@ class RouterHandler:
 
     def snapshot(self) -> StageSnapshot:
         """Return how many wait; the router has no steps."""
-        return StageSnapshot(num_queued=len(self._waiting))
+        return StageSnapshot(num_queued=len(self._waiting), num_unbegun=len(self._waiting))
 
     async def probe(self) -> float | None:
         """Return None: there is no step to measure."""
