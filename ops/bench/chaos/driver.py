@@ -27,11 +27,12 @@ from streams.topics import TOKENS, pool_group
 
 ASK_S = 0.03  # how often the group is asked whether it has noticed a death
 PATIENCE_S = 20.0  # a fault comes at last, even if no token does
-MAX_TOKENS_BETWEEN = 400
+MAX_TOKENS_BETWEEN = 250
 COLOUR = "blue"
 GENERATION_GROUP = pool_group(Pool.GENERATION, COLOUR)
 STOP_S = 25.0
 AUDIT_EVERY = 3
+NOTICED_SHARE = 0.5  # of the kills that the next fault waits for
 RECONNECT_MS = 3_000  # clients back off, and a worker whose lease was in doubt takes its partitions anew
 
 
@@ -147,8 +148,8 @@ class Driver:
             await self._within(1.0, self._arrived)
 
     async def _perhaps_until_noticed(self) -> None:
-        """In two of three cases let the group notice first, so that there is something to take over."""
-        if self.draw.random() < 0.67:
+        """In some cases let the group notice first, so that there is something to take over."""
+        if self.draw.random() < NOTICED_SHARE:
             num_known, deadline = len(self.deaths), time.monotonic() + PATIENCE_S
             while len(self.deaths) == num_known and time.monotonic() < deadline:  # noqa: ASYNC110 - a list has no event
                 await asyncio.sleep(ASK_S)

@@ -80,7 +80,7 @@ GROUPS = {
 }
 NUM_KILLS = {FaultKind.KILL: 1, FaultKind.KILL_OTHER: 1, FaultKind.KILL_PAIR: 2, FaultKind.KILL_TAKER: 2}
 WEIGHTS = {FaultKind.KILL: 5, FaultKind.KILL_OTHER: 2, FaultKind.KILL_PAIR: 2, FaultKind.KILL_TAKER: 2}
-KILLS_PER_FAULT = 25  # every other kind comes once in so many kills, and at least once in a plan
+KILLS_PER_FAULT = 50  # every other kind comes once in so many kills, and at least once in a plan
 
 
 def plan(draw: random.Random, num_kills: int, groups: Set[FaultGroup]) -> tuple[FaultKind, ...]:
