@@ -14,7 +14,7 @@ from schemas.codec import unpack
 from schemas.envelope import RoutedRequest
 from schemas.intent import IntentResult
 from schemas.request import Strategy
-from schemas.tokens import End, EndStatus, FinishReason, Kind, TokenRecord
+from schemas.tokens import End, EndStatus, FinishReason, Kind, TokenLogprob, TokenRecord
 from schemas.worker import Pool
 from streams.broker import LogReader, TopicPartition
 from streams.claims import StreamView
@@ -43,6 +43,7 @@ class Heard:
 
     texts: dict[int, str] = field(default_factory=dict)
     token_ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     num_resets: int = 0
     end: End | None = None
 
@@ -56,6 +57,7 @@ async def ask(client: GeaClient, prompt: str = "tell me", **fields: Any) -> Hear
             heard.token_ids.pop(chunk.index, None)
         heard.texts[chunk.index] = heard.texts.get(chunk.index, "") + chunk.text
         heard.token_ids.setdefault(chunk.index, []).extend(chunk.token_ids)
+        heard.logprobs.extend(chunk.logprobs or ())
         heard.end = chunk.end or heard.end
     return heard
 
