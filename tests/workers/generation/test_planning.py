@@ -48,7 +48,8 @@ def test_another_process_finds_the_same() -> None:
         *({"sampling": replace(SAMPLING, **field)} for field in (
             {"max_tokens": 3}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1},
             {"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"frequency_penalty": 0.1},
-            {"logit_bias": {3: 1.1}}, {"seed": 1}, {"stop": ()}, {"stop_token_ids": frozenset({9})}, {"logprobs": 1}, {"n": 2},
+            {"logit_bias": {3: 1.1}}, {"seed": 1}, {"stop": ()}, {"stop_token_ids": frozenset({9})},
+            {"logprobs": 1}, {"n": 2},
         )),
     ],
 )  # fmt: skip
