@@ -120,6 +120,7 @@ class LeastLoad:
         self._clock = clock
         self._fallback = RoundRobin(workers, num_partitions)
         self._backlogs: dict[str, Backlog] = {}
+        self._known: dict[tuple[Pool, str], tuple[tuple[WorkerStatus, ...], dict[str, tuple[int, ...]]]] = {}
         self._turns: dict[str, Turn] = {}
         self._mean_tokens = 0.0
         self._num_chosen = 0
@@ -153,13 +154,17 @@ class LeastLoad:
 
     def _owners(self, pool: Pool, colour: str, count: int) -> dict[str, tuple[int, ...]]:
         """Return the partitions of every worker that takes work; the newest status counts for each partition."""
-        now_s = self._clock()
         statuses = self._workers.workers(pool, colour, None)
+        known = self._known.get((pool, colour))
+        if known is not None and known[0] == statuses:
+            return known[1]
         self._forget({status.worker_id for status in self._workers.workers(state=None)})
         for status in statuses:
-            self._backlogs.setdefault(status.worker_id, Backlog()).take(status, now_s, self._mean_tokens)
+            self._backlogs.setdefault(status.worker_id, Backlog()).take(status, self._clock(), self._mean_tokens)
         owner_of = {p: s for s in sorted(statuses, key=lambda s: s.updated_ms) for p in s.partitions if p < count}
-        return _by_owner(owner_of.items())
+        owners = _by_owner(owner_of.items())
+        self._known[pool, colour] = (statuses, owners)
+        return owners
 
     def _forget(self, living: set[str]) -> None:
         for name in self._backlogs.keys() - living:

@@ -6,9 +6,10 @@ router has sent since it heard from all of them. Other routers' newest requests 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from schemas.worker import Pool, WorkerState, WorkerStatus
@@ -21,13 +22,24 @@ RATE_SPAN_S = 10.0
 MIN_RATE_SPAN_S = 3.0  # before, a rate says little
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Heard:
     """The last status of a worker, when it came, and the records that it had not received then."""
 
     status: WorkerStatus
     at_s: float
-    num_in_log: int = 0
+    num_in_log: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Report:
+    """What all statuses say together: tokens and whole requests on the way, and how far back both are complete."""
+
+    num_ready: int = 0
+    tokens: float = 0.0
+    num_requests: int = 0
+    covered_s: float = 0.0
+    usual_way_s: float = math.inf
 
 
 class Room:
@@ -45,7 +57,9 @@ class Room:
         self._max_tokens_per_worker = max_tokens_per_worker
         self._max_queue_depth = max_queue_depth
         self._clock = clock
+        self._statuses: tuple[WorkerStatus, ...] = ()
         self._heard: dict[str, _Heard] = {}
+        self._report = _Report()
         self._sent: deque[tuple[float, int]] = deque()
         self._sent_tokens = 0
         self._num_sent_blind = 0
@@ -53,14 +67,15 @@ class Room:
         self._rate = _Rate()
 
     def has_room(self) -> bool:
-        """Return whether one more request may go on. Without a ready worker so many may as may be queued: one may be
-        on its way."""
+        """Return whether one more request may go on.
+
+        Without a ready worker as many may as may be queued: one may be on its way.
+        """
         self._listen()
-        num_ready = sum(status.state is WorkerState.READY for status in self._statuses(Pool.GENERATION))
-        if not num_ready:
+        if not self._report.num_ready:
             return self._num_sent_blind < self._max_queue_depth
         self._num_sent_blind = 0
-        return self.tokens_on_the_way() < self._max_tokens_per_worker * num_ready
+        return self.tokens_on_the_way() < self._max_tokens_per_worker * self._report.num_ready
 
     def send(self, tokens: int, *, is_limited: bool) -> None:
         """Count a request that goes on. `is_limited`: others wait for room, so that its rate is the pool's."""
@@ -73,16 +88,7 @@ class Room:
 
     def tokens_on_the_way(self) -> float:
         """Return the tokens that are in the pool or on their way to it."""
-        mean = self._mean_tokens or 1.0
-        in_generation = sum(
-            _received(heard.status, mean) + heard.num_in_log * mean for heard in self._of(Pool.GENERATION)
-        )
-        num_before = sum(
-            heard.status.requests_in_flight + heard.num_in_log
-            for pool in (Pool.INTENT, Pool.RETRIEVAL)
-            for heard in self._of(pool)
-        )
-        return in_generation + num_before * mean + self._sent_tokens
+        return self._report.tokens + self._report.num_requests * (self._mean_tokens or 1.0) + self._sent_tokens
 
     def tokens_per_s(self) -> float | None:
         """Return how fast requests go on while others wait, None while that is not known."""
@@ -91,31 +97,14 @@ class Room:
     def _listen(self) -> None:
         """Take the statuses that have come, and forget what they cover."""
         now_s = self._clock()
-        living = {status.worker_id: status for status in self._workers.workers(state=None)}
-        for name in self._heard.keys() - living.keys():
-            del self._heard[name]
-        for name, status in living.items():
-            known = self._heard.get(name)
-            if known is None or status != known.status:
-                self._heard[name] = _Heard(status, now_s, _in_log(status, known.status if known else None))
-        heard = [h for pool in (Pool.INTENT, Pool.RETRIEVAL, Pool.GENERATION) for h in self._of(pool)]
-        covered_s = min((h.at_s for h in heard), default=0.0) - SETTLE_S
-        done_s = now_s - SETTLE_S - DONE_FACTOR * self._usual_way_s()
-        while self._sent and self._sent[0][0] < max(covered_s, done_s):
+        statuses = self._workers.workers(state=None)
+        if statuses != self._statuses:
+            self._statuses = statuses
+            self._heard = {s.worker_id: _hear(s, self._heard.get(s.worker_id), now_s) for s in statuses}
+            self._report = _sum_up(self._heard.values())
+        done_s = now_s - DONE_FACTOR * self._report.usual_way_s
+        while self._sent and self._sent[0][0] < max(self._report.covered_s, done_s) - SETTLE_S:
             self._sent_tokens -= self._sent.popleft()[1]
-
-    def _usual_way_s(self) -> float:
-        """Return how long a request usually takes through the pools; endless while nobody knows."""
-        times = {pool: [h.status.request_ms for h in self._of(pool)] for pool in Pool if pool is not Pool.ROUTER}
-        if not any(times[Pool.GENERATION]):
-            return float("inf")
-        return sum(max(of_pool, default=0.0) for of_pool in times.values()) / 1000
-
-    def _of(self, pool: Pool) -> Iterable[_Heard]:
-        return (heard for heard in self._heard.values() if heard.status.pool is pool)
-
-    def _statuses(self, pool: Pool) -> Iterable[WorkerStatus]:
-        return (heard.status for heard in self._of(pool))
 
 
 class _Rate:
@@ -142,13 +131,36 @@ class _Rate:
             self._sent.popleft()
 
 
-def _received(status: WorkerStatus, mean_tokens: float) -> float:
+def _hear(status: WorkerStatus, known: _Heard | None, now_s: float) -> _Heard:
+    """Note a status, with the records that wait in its log: the lag, without those in hand or just finished."""
+    if known is not None and known.status == status:
+        return known
+    is_same_life = known is not None and known.status.started_ms == status.started_ms
+    num_finished = status.num_handled - known.status.num_handled if known is not None and is_same_life else 0
+    num_in_log = max(0, status.lag - status.requests_in_flight - max(0, num_finished))
+    return _Heard(status=status, at_s=now_s, num_in_log=num_in_log)
+
+
+def _sum_up(heard: Iterable[_Heard]) -> _Report:
+    behind = [each for each in heard if each.status.pool is not Pool.ROUTER]
+    generation = [each for each in behind if each.status.pool is Pool.GENERATION]
+    return _Report(
+        num_ready=sum(each.status.state is WorkerState.READY for each in generation),
+        tokens=sum(_tokens(each.status) for each in generation),
+        num_requests=sum(
+            each.num_in_log + (0 if _tokens(each.status) else each.status.requests_in_flight) for each in behind
+        ),
+        covered_s=min((each.at_s for each in behind), default=0.0),
+        usual_way_s=_usual_way_s([each.status for each in behind]),
+    )
+
+
+def _tokens(status: WorkerStatus) -> int:
     """Return the tokens of requests in hand, decoded and not decoded yet: what each was counted with when it went."""
-    return status.tokens_in_flight + status.tokens_queued or status.requests_in_flight * mean_tokens
+    return status.tokens_in_flight + status.tokens_queued if status.pool is Pool.GENERATION else 0
 
 
-def _in_log(status: WorkerStatus, before: WorkerStatus | None) -> int:
-    """Return the records that wait in a worker's partitions: the lag, without those in hand or just finished."""
-    is_same_life = before is not None and before.started_ms == status.started_ms
-    num_finished = status.num_handled - before.num_handled if before is not None and is_same_life else 0
-    return max(0, status.lag - status.requests_in_flight - max(0, num_finished))
+def _usual_way_s(statuses: Sequence[WorkerStatus]) -> float:
+    """Return how long a request usually takes through the pools, the slowest worker of each; endless if unknown."""
+    slowest = {pool: max((s.request_ms for s in statuses if s.pool is pool), default=0.0) for pool in Pool}
+    return sum(slowest.values()) / 1000 if slowest[Pool.GENERATION] else math.inf
