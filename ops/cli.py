@@ -62,6 +62,7 @@ dlq.app.command("redrive")(command(dlq.redrive))
 app.add_typer(dlq.app, name="dlq")
 
 bench.app.command("chaos")(command(bench.chaos))
+bench.app.command("pipeline")(command(bench.pipeline))
 app.add_typer(bench.app, name="bench")
 
 knowledge.train.command("intent")(command(knowledge.train_intent))

@@ -128,3 +128,38 @@ def _show(found: dict[str, Any], console: Console) -> None:
     console.print(table)
     for line in found["loose_ends"]:
         console.print(f"! {line}", style="yellow", markup=False)
+
+
+def pipeline(
+    requests: Annotated[int, typer.Option("--requests", min=1, max=1_000_000, help="Requests of the load.")] = 1_000,
+    alone: Annotated[int, typer.Option("--alone", min=10, max=10_000, help="Requests on the idle stack.")] = 100,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=50, help="Runs of each entrant and work.")] = 3,
+    window: Annotated[float, typer.Option("--window", min=0.5, max=60, help="Seconds that a run counts.")] = 2.0,
+    peers: Annotated[bool, typer.Option("--peers/--no-peers", help="FastStream and Quix Streams beside ours.")] = True,
+    peers_python: Annotated[
+        Path | None, typer.Option("--peers-python", help="The Python that has them; by default .venv-bench/bin/python.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the pipeline with a scripted engine on a real Kafka: what it carries, what Kafka adds, and its peers.
+
+    All of them get the same items of 0, 10, 100 and 500 ms of work, each in one process, at least once.
+    """
+    from ops.bench.pipeline import PipelineOptions, find_peers, run_pipeline
+    from ops.bench.pipeline_report import tables
+
+    options = PipelineOptions(
+        peers_python=find_peers(peers_python) if peers else None,
+        num_requests=requests,
+        num_alone=alone,
+        repeats=repeats,
+        window_s=window,
+    )
+    console = Console(stderr=True, highlight=False)
+    with console.status("starting") as status:
+        found = run(run_pipeline(options, status.update))
+    shown = Console(stderr=as_json, highlight=False)
+    for table in tables(found):
+        shown.print(table)
+    if as_json:
+        emit_json(found)
