@@ -162,8 +162,7 @@ class RouterHandler:
             if not await self._refuse(delivery, request_id, error):
                 await self._outbox.dead_letter(record, error)
         else:
-            origin = Origin(partition=record.partition, offset=record.offset)
-            await self._admit(delivery, headers, request, origin, reply)
+            await self._admit(delivery, headers, request, origin_of(delivery), reply)
 
     async def _admit(
         self,
@@ -238,11 +237,12 @@ class RouterHandler:
         except InvalidRequestError:
             headers, reply = None, self._outbox.default_reply(request_id)
         known = await self._sessions.marker(request_id) or self._recent.get(request_id, None)
-        if known is None:
+        is_own = known is None or known.origin == origin_of(delivery)
+        if known is None or is_own:
             await self._end(delivery, reply, request_id, error)
         elif headers is not None and known.tenant == headers.tenant:
             await self._point(delivery, headers, reply, known)
-        return known is None
+        return is_own
 
     async def _end(self, delivery: Delivery, reply: Reply, request_id: str, error: GeaError) -> None:
         """End a request. What comes later under its id must not take this end for its own, so it begins behind it."""
@@ -278,3 +278,8 @@ class RouterHandler:
         )
         log.info("routed", colour=routed.route.generation, tenant=headers.tenant, session_id=request.session_id)
         return routed
+
+
+def origin_of(delivery: Delivery) -> Origin:
+    """Return where a request came from: it tells a repeat from the request itself."""
+    return Origin(partition=delivery.record.partition, offset=delivery.record.offset)
