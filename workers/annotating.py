@@ -80,10 +80,12 @@ class AnnotatingHandler:
         await self._annotator.stop()
 
     async def _finish_all(self, decoded: Sequence[tuple[Delivery, RoutedRequest]], annotating: Annotating) -> None:
-        tasks = [
-            asyncio.create_task(self._finish(delivery, routed, annotating, place))
-            for place, (delivery, routed) in enumerate(decoded)
-        ]
+        """Finish each request in a task of its own, which ends if its partition is lost."""
+        tasks = []
+        for place, (delivery, routed) in enumerate(decoded):
+            task = asyncio.create_task(self._finish(delivery, routed, annotating, place))
+            delivery.attach(task)
+            tasks.append(task)
         try:
             await gather_all(*tasks)
         finally:
