@@ -218,10 +218,11 @@ def _check_lists(request: GenerationRequest) -> None:
     if len(request.passages or ()) > MAX_PASSAGES:
         raise _refuse("passages", f"at most {MAX_PASSAGES} are allowed")
     for passage in request.passages or ():
-        _check_passage(passage)
+        check_passage(passage)
 
 
-def _check_passage(passage: Passage) -> None:
+def check_passage(passage: Passage) -> None:
+    """Check the names and numbers of a passage. Raises InvalidRequestError."""
     for name in ("passage_id", "document_id", "title", "language"):
         if len(getattr(passage, name)) > MAX_NAME_CHARS:
             raise _refuse("passages", f"{name}: at most {MAX_NAME_CHARS} characters are allowed")

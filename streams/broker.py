@@ -79,7 +79,8 @@ class Producer(Protocol):
     ) -> Record:
         """Append one record, wait for the acknowledgement of all replicas and return it with its place.
 
-        Without `partition` the key decides (murmur2, as Kafka's own clients do).
+        Without `partition` the key decides (murmur2, as Kafka's own clients do). Raises InvalidRequestError for a
+        topic or partition that does not exist, which is never created.
         Safe to cancel: the record may or may not have been written.
         """
         ...

@@ -6,7 +6,7 @@ import structlog
 
 from schemas.codec import pack
 from schemas.envelope import CE_TYPE, CONTENT_TYPE, DEAD_LETTER_TYPE, MSGPACK, REQUEST_ID, Headers
-from schemas.errors import GeaError, InvalidRequestError
+from schemas.errors import BrokerUnavailableError, GeaError, InvalidRequestError
 from schemas.failure import DeadLetter
 from streams.broker import Producer, Record
 from streams.clock import now_ms
@@ -38,7 +38,9 @@ async def dead_letter(producer: Producer, record: Record, error: GeaError, worke
     )
     try:
         await producer.send(DEAD_LETTER, pack(letter), key=record.key, headers=HEADERS)
-    except InvalidRequestError:
+    except InvalidRequestError as refusal:
+        if refusal.field == "topic":  # no record is to blame for that, and none may be lost by it
+            raise BrokerUnavailableError(f"{refusal.message}: `gea topics apply` makes it") from refusal
         await producer.send(DEAD_LETTER, pack(_without_value(letter)), headers=HEADERS)
     log.warning(
         "dead_letter",

@@ -17,6 +17,7 @@ import structlog
 from schemas.codec import pack, unpack
 from schemas.envelope import CE_TYPE, WORKER_TYPE, check_type
 from schemas.errors import DecodeError, GeaError, InvalidRequestError
+from schemas.ranges import check_status
 from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import Broker, Producer, Record
 from streams.clock import now_ms
@@ -120,6 +121,7 @@ class Roster:
         try:
             check_type(record.headers, WORKER_TYPE)
             status = unpack(record.value, WorkerStatus)
+            check_status(status)
         except (DecodeError, InvalidRequestError):
             self.num_undecodable += 1
             return

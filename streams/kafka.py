@@ -33,7 +33,7 @@ class KafkaBroker:
 
     async def producer(self) -> KafkaProducer:
         """Make a started producer. The caller closes it."""
-        producer = KafkaProducer(self._settings, self._timeouts)
+        producer = KafkaProducer(self._settings, self._timeouts, self.partitions)
         await producer.start()
         return producer
 

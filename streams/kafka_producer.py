@@ -7,6 +7,7 @@ repeats are recognised by readers anyway. The order of one partition holds, beca
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -25,9 +26,17 @@ MAX_REQUEST_BYTES = 1_048_576  # one record; the topics allow a little more for 
 
 
 class KafkaProducer:
-    """Writes records. `start` must have been called; the caller closes it."""
+    """Writes records. `start` must have been called; the caller closes it.
 
-    def __init__(self, settings: BrokerSettings, timeouts: Timeouts) -> None:
+    `partitions` asks how many partitions a topic has, 0 for none: aiokafka cannot tell a topic that is not there from
+    a broker that is not.
+    """
+
+    def __init__(
+        self, settings: BrokerSettings, timeouts: Timeouts, partitions: Callable[[str], Awaitable[int]]
+    ) -> None:
+        self._partitions = partitions
+        self._known: set[str] = set()
         self._settings = settings
         self._timeouts = timeouts
         self._client: Any = None
@@ -71,10 +80,12 @@ class KafkaProducer:
         try:
             with translated(f"send to {topic}"):
                 async with asyncio.timeout(self._timeouts.send_ms / 1000):
+                    await self._check_topic(topic)
                     place = await self._partition(client, topic, key, partition)
                     future = await client.send(topic, value, key=key, partition=place, headers=list(headers))
                     written = await future
         except BrokerUnavailableError as error:
+            self._known.discard(topic)
             if isinstance(error.__cause__, TimeoutError):
                 self._stuck = client  # its own limits have failed: the next send rebuilds it
             raise
@@ -94,6 +105,13 @@ class KafkaProducer:
         client, self._client = self._client, None
         if client is not None:
             await stop_producer(client, self._timeouts.close_ms)
+
+    async def _check_topic(self, topic: str) -> None:
+        """Refuse a topic that is not there, before the client asks for it for ever and in every request."""
+        if topic not in self._known:
+            if not await self._partitions(topic):
+                raise InvalidRequestError(f"there is no topic {topic}", field="topic")
+            self._known.add(topic)
 
     async def _partition(self, client: Any, topic: str, key: bytes | None, partition: int | None) -> int | None:
         known = await client.partitions_for(topic)

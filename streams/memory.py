@@ -145,7 +145,9 @@ class MemoryBroker:
     ) -> Record:
         """Append one record where its partition or key says."""
         self.check_up()
-        logs = self._partitions_of(topic)
+        logs = self._topics.get(topic)
+        if logs is None:
+            raise InvalidRequestError(f"there is no topic {topic}", field="topic")
         if partition is None:
             partition = self._next_keyless(len(logs)) if key is None else murmur2_partition(key, len(logs))
         if not 0 <= partition < len(logs):

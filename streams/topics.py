@@ -52,6 +52,11 @@ def is_pool_topic(topic: str) -> bool:
     return is_pool and bool(ID_PATTERN.fullmatch(colour)) and ":" not in colour
 
 
+def is_token_topic(topic: str) -> bool:
+    """Return whether a name is that of a topic of token streams: the default one, or a tenant's own."""
+    return topic == TOKENS or (topic.startswith(f"{TOKENS}.") and bool(ID_PATTERN.fullmatch(topic, len(TOKENS) + 1)))
+
+
 def retry_group(topic: str) -> str:
     """Return the consumer group of the routers on a retry topic."""
     return f"gea-router-retry-{topic.rpartition('.')[2]}"

@@ -16,13 +16,14 @@ from schemas.errors import (
     InvalidRequestError,
     RequestCancelledError,
 )
-from schemas.request import ID_PATTERN, check_id
+from schemas.ranges import check_routed
+from schemas.request import ID_PATTERN
 from schemas.tokens import Epoch
 from schemas.worker import Pool
 from streams.broker import Record
 from streams.cancellations import Cancellations
 from streams.delivery import Delivery
-from streams.topics import pool_topic
+from streams.topics import is_token_topic, pool_topic
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
 from workers.wanted import check_wanted
@@ -66,7 +67,9 @@ def decode_routed(record: Record) -> RoutedRequest:
     """Decode a record between the pools. Raises DecodeError or InvalidRequestError."""
     check_type(record.headers, ROUTED_TYPE)
     routed = unpack(record.value, RoutedRequest)
-    check_id("request_id", routed.request_id)
+    check_routed(routed)
+    if not is_token_topic(routed.reply.topic):
+        raise InvalidRequestError(f"reply.topic: {routed.reply.topic!r} is no topic of tokens", field="reply")
     for pool in (Pool.INTENT, Pool.RETRIEVAL, Pool.GENERATION):
         try:
             pool_topic(pool, getattr(routed.route, pool.value))
@@ -127,8 +130,9 @@ async def decode_batch(
 
 
 async def end_early(outbox: Outbox, delivery: Delivery, routed: RoutedRequest, error: GeaError) -> None:
-    """End a request on its way to generation, and acknowledge it."""
-    await outbox.end(routed.reply, routed.request_id, error, epoch=refusal_epoch(delivery))
+    """End a request on its way to generation, and acknowledge it; where nobody can be told, put its record aside."""
+    if await outbox.end(routed.reply, routed.request_id, error, epoch=refusal_epoch(delivery)) is None:
+        await outbox.dead_letter(delivery.record, error)
     delivery.done()
 
 

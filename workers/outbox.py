@@ -118,8 +118,11 @@ class Outbox:
             return None
 
     async def point_to(self, reply: Reply, request_id: str, see: See, *, epoch: Epoch) -> None:
-        """Tell a reader where the stream of a repeated request stands."""
-        await until_sent(lambda: point_to(self.producer, reply, request_id, epoch=epoch, see=see))
+        """Tell a reader where the stream of a repeated request stands, if its place takes a record."""
+        try:
+            await until_sent(lambda: point_to(self.producer, reply, request_id, epoch=epoch, see=see))
+        except InvalidRequestError as refusal:
+            log.error("see_refused", request_id=request_id, topic=reply.topic, reason=refusal.message)
 
     async def dead_letter(self, record: Record, error: GeaError) -> None:
         """Put a record that cannot succeed aside, as it came."""

@@ -150,6 +150,17 @@ class BrokerContract:
         await producer.close()
         await producer.close()
 
+    async def test_a_topic_that_does_not_exist_is_refused_and_not_made(self, broker: Broker, topic: str) -> None:
+        producer = await broker.producer()
+        for _ in range(2):
+            with pytest.raises(InvalidRequestError, match=topic) as refusal:
+                await producer.send(topic, b"x", key=b"k")
+            assert refusal.value.field == "topic"
+        assert await broker.partitions(topic) == 0
+        await create(broker, topic)  # it may come later
+        await producer.send(topic, b"x", key=b"k")
+        await producer.close()
+
     async def test_topics_are_created_once(self, broker: Broker, topic: str) -> None:
         assert await broker.partitions(topic) == 0
         spec = TopicSpec(name=topic, num_partitions=3)

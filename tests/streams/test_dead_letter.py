@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from schemas.codec import unpack
-from schemas.errors import DecodeError
+from schemas.errors import BrokerUnavailableError, DecodeError
 from schemas.failure import DeadLetter
 from streams.broker import TopicSpec
 from streams.dead_letter import dead_letter
@@ -34,3 +36,12 @@ async def test_a_record_too_large_for_its_envelope_is_written_without_its_value(
     letter, _ = await letter_of(bytes(1_048_500))
     assert letter.value is None
     assert "1048500 bytes" in letter.message
+
+
+async def test_without_the_topic_of_dead_letters_no_record_counts_as_put_aside() -> None:
+    broker = MemoryBroker()
+    await broker.create_topics([TopicSpec(name="t", num_partitions=1)])
+    producer = await broker.producer()
+    record = await producer.send("t", b"x")
+    with pytest.raises(BrokerUnavailableError, match="gea topics apply"):
+        await dead_letter(producer, record, DecodeError("x"), "worker-1")

@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class OutrankedError(Exception):
-    """A record of the same request with a higher hop is here: it takes this one's place."""
+    """A record of the same request whose run has a higher epoch is here: it takes this one's place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ async def take_over(
     """Claim a request and return what `writer` goes on from; None once the request has ended.
 
     A stream that cannot be read is voided. While another run's claim counts instead of ours: raises OutrankedError if a
-    record with a higher hop turns up here (`outranked`), whose claim will count; BrokerUnavailableError, so that the
+    record turns up here (`outranked`) whose claim will count; BrokerUnavailableError, so that the
     request is re-produced, if that other run is silent for `lease_s`, or does not end the request when it should.
     """
     offset = await writer.claim()
