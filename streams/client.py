@@ -53,6 +53,7 @@ class GeaClient:
     async def __aenter__(self) -> Self:
         if self._is_owner:
             await self._broker.__aenter__()
+        self._sender = Sender(self._broker, self._settings)
         return self
 
     async def __aexit__(

@@ -10,6 +10,7 @@ from schemas import envelope
 from schemas.codec import pack
 from schemas.control import Control, ControlKind
 from schemas.envelope import Headers
+from schemas.errors import BrokerUnavailableError
 from schemas.request import GenerationRequest
 from streams.broker import Broker, Producer, TopicPartition
 from streams.client_options import ClientSettings
@@ -18,13 +19,17 @@ from streams.control import send_control
 
 
 class Sender:
-    """Writes for one client; safe to share among tasks. Every call raises BrokerUnavailableError."""
+    """Writes for one client; safe to share among tasks.
+
+    Every call raises BrokerUnavailableError, after `close` too: whoever speaks on then opens no producer anew.
+    """
 
     def __init__(self, broker: Broker, settings: ClientSettings) -> None:
         self._broker = broker
         self._settings = settings
         self._producer: Producer | None = None
         self._lock = asyncio.Lock()
+        self._is_closed = False
 
     async def request(
         self,
@@ -65,12 +70,16 @@ class Sender:
 
     async def close(self) -> None:
         """Close the producer. Idempotent."""
-        producer, self._producer = self._producer, None
+        self._is_closed = True
+        async with self._lock:  # one that is just being made is closed too
+            producer, self._producer = self._producer, None
         if producer is not None:
             await producer.close()
 
     async def _ready(self) -> Producer:
         async with self._lock:
+            if self._is_closed:
+                raise BrokerUnavailableError("the client is closed")
             if self._producer is None:
                 self._producer = await self._broker.producer()
             return self._producer

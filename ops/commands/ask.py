@@ -17,7 +17,7 @@ from ops.connection import find_connection
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME
 from ops.terminal import INTERRUPTED, Reporter, emit_json, first_interrupt, run
-from schemas.request import GenerationRequest, Retrieval, Strategy
+from schemas.request import GenerationRequest, Priority, Retrieval, Strategy
 from schemas.tokens import EndStatus
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ def ask(
     seed: Seed = None,
     timeout: Timeout = TIMEOUT_S,
     deadline: Deadline = None,
+    priority: Annotated[Priority, typer.Option("--priority", help="Its lane where requests wait.")] = Priority.NORMAL,
     reader_lease: Annotated[
         float | None, typer.Option("--reader-lease", help="Seconds after which GEA cancels it if we are gone.")
     ] = None,
@@ -95,6 +96,7 @@ def ask(
         max_tokens=max_tokens,
         temperature=temperature,
         seed=seed,
+        priority=priority,
         reader_lease_s=reader_lease,
     )
     answered, is_ours = run(_ask(request, timeout, deadline, kafka, config, name, as_json))

@@ -16,8 +16,9 @@ from streams import ClientSettings, GeaClient
 from streams.broker import Producer
 from streams.control import read_control
 from streams.memory import MemoryBroker
+from streams.memory_clients import MemoryProducer
 from streams.token_writer import TokenWriter
-from streams.topics import CONTROL, REQUESTS
+from streams.topics import CONTROL, REQUESTS, topic_specs
 from tests.streams.test_client import FAST, responder
 from tests.streams.token_fakes import broker_with_topics, until
 
@@ -157,6 +158,30 @@ async def test_leaving_while_the_broker_is_away_raises_nothing_and_takes_bounded
             await stream.aclose()
         broker.down = False
     assert "request not cancelled" in capsys.readouterr().out
+
+
+async def test_a_stream_that_outlives_its_client_opens_no_producer_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    class Counting(MemoryBroker):
+        num_producers = 0
+
+        async def producer(self) -> MemoryProducer:
+            self.num_producers += 1
+            return await super().producer()
+
+    broker = Counting()
+    await broker.create_topics(topic_specs(4))
+    async with responder(broker, begin):
+        async with GeaClient(broker, FAST) as client:
+            stream = client.generate("hello", reader_lease_s=1, cancel_on_close=True)
+            await anext(stream)
+        before = broker.num_producers
+        async with asyncio.timeout(5):
+            await stream.aclose()
+        assert broker.num_producers == before
+        assert "the client is closed" in capsys.readouterr().out
+        async with client:  # opened anew
+            await client.cancel("r-1")
+    assert len(said(broker, ControlKind.CANCEL)) == 1
 
 
 async def test_a_reader_with_a_lease_says_that_he_is_there_while_his_stream_is_open() -> None:
