@@ -12,6 +12,8 @@ from schemas.request import GenerationRequest
 from schemas.tokens import Claim, Epoch, Kind, TokenRecord
 from schemas.worker import Pool
 from streams.broker import Producer, Record
+from streams.cancellations import Cancellations
+from streams.delivery import Delivery, Ownership
 from streams.routing import murmur2_partition
 from streams.token_record import send_token
 from streams.topics import TOKENS, pool_group, pool_topic
@@ -20,6 +22,7 @@ from tests.flow.test_failures import TEXT, Gate, all_committed, dead_letters, se
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.stage import GenerationHandler
+from workers.outbox import Outbox
 
 TOPIC = pool_topic(Pool.GENERATION, "blue")
 GROUP = pool_group(Pool.GENERATION, "blue")
@@ -178,6 +181,41 @@ async def test_a_record_that_was_handed_on_does_not_wait_for_the_one_that_waits_
         assert (await asking).text == TEXT
         await all_committed(gea, TOPIC, Pool.GENERATION)
     assert [record.kind for record in gea.tokens_of("r-1")].count(Kind.END) == 1
+
+
+async def test_a_record_that_was_forwarded_twice_does_not_wait_for_itself() -> None:
+    """Two records of one request lie in two partitions; the one that cannot outrank what is there came first."""
+    gate = Gate(stop_at=20)
+    async with installation() as gea, gea.client() as client:
+        gea.lease_s = 3_600
+        await gea.start_all(FakeEngine(TEXT, pause=gate))
+        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
+        await gate.reached.wait()
+        await gea.kill("generation-1")
+        (record,) = gea.broker.records(TOPIC)
+        producer = await gea.broker.producer()
+        claim = TokenRecord(kind=Kind.CLAIM, epoch=Epoch(0, 5), owner="dead", claim=Claim())
+        await send_token(producer, unpack(record.value, RoutedRequest).reply, "r-1", claim)
+        outbox = Outbox(producer, worker_id="by-hand", num_token_partitions=NUM_PARTITIONS)
+        handler = gea._handler(Pool.GENERATION, outbox, FakeEngine(TEXT), Cancellations())
+        await handler.start()
+        (older, is_older_done), (newer, is_newer_done) = (delivered(record, generation=n) for n in (4, 6))
+        handling = asyncio.create_task(handler.handle([older]))
+        await gea.broker.until(lambda: any(each.epoch == Epoch(0, 4) for each in gea.tokens_of("r-1")))
+        await handler.handle([newer])
+        await handling
+        assert (await asking).text == TEXT
+        assert is_older_done.is_set()
+        assert is_newer_done.is_set()
+        await handler.stop()
+
+
+def delivered(record: Record, *, generation: int) -> tuple[Delivery, asyncio.Event]:
+    """Return a record that was there when its partition became ours, and what is set when it is acknowledged."""
+    is_done = asyncio.Event()
+    ownership = Ownership(generation, record.offset + 1, lambda: True)
+    ownership.tracker.start(record.offset)
+    return Delivery(record, ownership, 0.0, lambda _: is_done.set()), is_done
 
 
 def with_hop(headers: Headers, hop: int) -> Headers:

@@ -24,7 +24,7 @@ from schemas.errors import (
     InternalError,
     InvalidRequestError,
 )
-from schemas.tokens import See
+from schemas.tokens import Epoch, See
 from schemas.worker import Pool
 from streams.broker import Broker
 from streams.cancellations import Cancellations
@@ -65,10 +65,11 @@ class GenerationLimits:
 class _Running:
     """A request in work here. `has_ended` tells those who wait whether its stream is over, or they have to run it.
 
-    `outranked` is set when a record of it with a higher hop waits here.
+    `outranked` is set when a record of it waits here whose run will have a higher epoch.
     """
 
     routed: RoutedRequest
+    epoch: Epoch
     run: Run | None = None
     outranked: asyncio.Event = field(default_factory=asyncio.Event)
     has_ended: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -174,9 +175,10 @@ class GenerationHandler:
 
     async def _answer(self, delivery: Delivery, routed: RoutedRequest, cancelled: asyncio.Event) -> None:
         """Bring one request to its end and acknowledge it, or leave its record to the next owner by raising."""
-        is_takeover = delivery.is_takeover or routed.hop > 0
+        received = routed  # a repeat is run as the first one further down, but takes nobody's place
+        is_takeover, epoch = delivery.is_takeover or routed.hop > 0, epoch_of(delivery, routed.hop)
         while (running := self._running.get(routed.request_id)) is not None:
-            if _outranks(routed, running.routed):
+            if epoch > running.epoch and _is_same(received, running.routed):
                 running.outranked.set()
             if await asyncio.shield(running.has_ended):
                 if routed.tenant != running.routed.tenant:
@@ -186,7 +188,7 @@ class GenerationHandler:
                     return
                 routed = await self._joined(delivery, routed, running.routed)
             is_takeover = True  # the end may have been written in vain: only the log tells
-        running = self._running[routed.request_id] = _Running(routed=routed)
+        running = self._running[routed.request_id] = _Running(routed=routed, epoch=epoch)
         is_over = False
         try:
             hand_on = await self._run(delivery, running, cancelled, is_takeover=is_takeover)
@@ -284,10 +286,9 @@ class GenerationHandler:
             await self._outbox.end(again.reply, again.request_id, refusal, epoch=epoch_of(delivery, again.hop))
 
 
-def _outranks(routed: RoutedRequest, other: RoutedRequest) -> bool:
-    """Return whether a record takes the place of another: handed on from it, and not a repeat by a client."""
-    is_same = (routed.tenant, routed.origin, routed.reply) == (other.tenant, other.origin, other.reply)
-    return is_same and routed.hop > other.hop
+def _is_same(routed: RoutedRequest, other: RoutedRequest) -> bool:
+    """Return whether two records are of one request: forwarded twice or handed on, and no repeat by a client."""
+    return (routed.tenant, routed.origin, routed.reply) == (other.tenant, other.origin, other.reply)
 
 
 async def _await_lease(delivery: Delivery) -> None:
