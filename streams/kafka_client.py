@@ -93,12 +93,14 @@ def _text(error: BaseException) -> str:
 
 
 async def stop_consumer(consumer: Any, close_ms: int) -> None:
-    """Stop a consumer in bounded time, whatever state it is in."""
+    """Stop a consumer in bounded time, whatever state it is in; a stuck one leaves its group all the same."""
 
     async def leave_nothing() -> None:
         if consumer._coordinator is not None and consumer._group_id is not None:
+            consumer._coordinator._coordination_task.cancel()
             await _within(ABANDON_S, consumer._coordinator._stop_heartbeat_task)
             await _within(ABANDON_S, consumer._coordinator._stop_commit_offsets_refresh_task)
+            await _within(ABANDON_S, consumer._coordinator._maybe_leave_group)
         if consumer._fetcher is not None:
             await _within(ABANDON_S, consumer._fetcher.close)
         await _within(ABANDON_S, consumer._client.close)

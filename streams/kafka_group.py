@@ -39,6 +39,7 @@ from streams.settings import BrokerSettings, Timeouts
 
 log = structlog.get_logger(__name__)
 
+UNHEARD_CLOSE_MS = 1_000
 FETCH_WAIT_MS = 100  # how long a partition that was just resumed may wait behind a running fetch
 UNKNOWN_END = 2**63 - 1  # where the end cannot be asked, every record may be a take-over
 MOVED_ON = (
@@ -182,8 +183,9 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
     async def close(self) -> None:
         """Leave the group and close, in bounded time. Idempotent."""
         if not self._is_closed:
+            is_heard = self._lease.is_valid()  # a broker that has not answered for long will not take our leave
             self._is_closed = True
-            await stop_consumer(self._client, self._timeouts.close_ms)
+            await stop_consumer(self._client, self._timeouts.close_ms if is_heard else UNHEARD_CLOSE_MS)
             self._owned = frozenset()
 
     # aiokafka calls these from its own task; an exception here would only be logged.
