@@ -26,6 +26,7 @@ from streams.topics import pool_group, pool_topic
 from workers.handler import Handler
 from workers.outbox import Outbox
 from workers.serving import DrainLimits, Serving
+from workers.stall import StallWatch
 from workers.standby import Standby
 from workers.suspension import OutlierLimits
 
@@ -77,6 +78,7 @@ class Worker:
             enter=self._enter,
             interval_s=heartbeat_s,
         )
+        self._stall = StallWatch(limits.stuck_ms / 1000)
         self._may_step_aside = outliers is not None and directory is not None
         self.state = WorkerState.STARTING
         self.ready = asyncio.Event()
@@ -103,6 +105,7 @@ class Worker:
     def status(self) -> WorkerStatus:
         """Return the worker as it sees itself."""
         snapshot = self._handler.snapshot()
+        is_stalled = self._stall.is_stalled(snapshot)
         consumer = self._consumer.statistics() if self._consumer else None
         if consumer is not None:
             self._note_metrics(consumer, snapshot.num_queued)
@@ -110,12 +113,12 @@ class Worker:
             worker_id=self._worker_id,
             pool=self._handler.pool,
             colour=self._colour,
-            state=self.state,
+            state=WorkerState.FAILED if is_stalled else self.state,
             updated_ms=now_ms(),
             started_ms=self._started_ms,
             host=socket.gethostname(),
             pid=os.getpid(),
-            reason=self._reason,
+            reason="no step of the engine while work waits" if is_stalled else self._reason,
             model=snapshot.model,
             requests_in_flight=consumer.num_in_flight if consumer else 0,
             tokens_in_flight=snapshot.tokens_in_flight,
