@@ -208,6 +208,23 @@ async def test_what_waits_in_a_router_that_goes_is_taken_over_by_the_next(is_kil
         }
 
 
+async def test_what_a_router_rejected_before_it_died_is_not_let_in_by_the_next() -> None:
+    tap = Tap()
+    async with installation() as gea, gea.client() as client:
+        narrow(gea, at_once=1, max_waiting=3, tenant_share=1.0)
+        await gea.start_all(FakeEngine(TEXT, pause=tap))
+        asked = {f"r-{number}": ask(client, f"r-{number}") for number in range(40)}
+        await holds(lambda: num_waiting(gea) == 3 and sum(task.done() for task in asked.values()) == 36)
+        rejected = [name for name, task in asked.items() if task.done()]
+        gea.broker.group(pool_group(Pool.ROUTER, "blue")).committed.clear()  # it died before it could commit
+        await gea.kill("router-1")
+        await gea.start(Pool.ROUTER, "router-2")
+        await holds(lambda: all(ends_in_order(gea).count(name) == 2 for name in rejected))
+        tap.opened.set()
+        assert [await asked[name] for name in asked if name not in rejected] == [EndStatus.COMPLETED] * 4
+        assert not set(forwarded(gea)) & set(rejected)
+
+
 async def test_a_partition_that_is_lost_takes_its_waiting_requests_along() -> None:
     tap = Tap()
     async with installation() as gea, gea.client() as client:

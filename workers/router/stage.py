@@ -31,22 +31,19 @@ from streams.cancellations import Cancellations
 from streams.clock import now_ms
 from streams.delivery import Delivery
 from streams.directory import Directory
-from streams.expiring import ExpiringMap
 from streams.session import Marker, SessionStore
 from streams.telemetry import bind_request, child_traceparent
 from workers.handler import gather_all, refusal_epoch, refuse_record, request_id_of
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits, check_load, deadline_of, load_of, read_request, reply_of, stamp
 from workers.router.cost import estimate_tokens
+from workers.router.known_requests import KnownRequests
 from workers.router.retry_mover import RetryMover
 from workers.router.room import Room
 from workers.router.routes import RouteBook, RouteFollower
 from workers.router.stream_ends import StreamEnds
 from workers.router.waiting_room import RoomLimits, Ticket, WaitingRoom
 from workers.stage import StageSnapshot
-
-MAX_RECENT = 50_000  # requests that this router recognises by itself, about 20 MiB
-RECENT_S = 3_600.0
 
 log = structlog.get_logger(__name__)
 
@@ -67,13 +64,12 @@ class RouterHandler:
         room_limits: RoomLimits = RoomLimits(),  # noqa: B008 - frozen
     ) -> None:
         self._outbox = outbox
-        self._sessions = sessions
+        self._known = KnownRequests(sessions)
         self._directory = directory
         self._limits = limits
         self._book = RouteBook()
         self._ends = StreamEnds(broker, limits.num_token_partitions)
         self._mover = mover
-        self._recent: ExpiringMap[str, Marker | None] = ExpiringMap(max_age_s=RECENT_S, max_items=MAX_RECENT)
         room = Room(
             directory,
             max_tokens_per_worker=room_limits.max_tokens_per_worker,
@@ -174,24 +170,27 @@ class RouterHandler:
     ) -> None:
         """Forward a valid request, point a repeat to the first one's stream, or refuse it for its time or our load."""
         received_ms = now_ms()
-        known = await self._mark(headers.request_id, Marker(origin=origin, reply=reply, tenant=headers.tenant))
+        is_takeover = delivery.is_takeover and await self._known.may_be_admitted(headers.request_id)
+        known = await self._known.mark(headers.request_id, Marker(origin=origin, reply=reply, tenant=headers.tenant))
         if known.origin != origin:
             await self._point(delivery, headers, reply, known)
             return
         try:
             deadline_ms = deadline_of(headers, self._limits, received_ms)
-            if not delivery.is_takeover:
+            if not is_takeover:
                 check_load(load_of(self._directory.workers(Pool.GENERATION)), self._limits)
-            await self._waiting.turn(self._ticket(delivery, headers, request, deadline_ms))
+            await self._waiting.turn(self._ticket(headers, request, deadline_ms, is_takeover=is_takeover))
             routed = self._stamped(headers, request, origin, known.reply, deadline_ms, received_ms)
             await self._outbox.forward(routed)
         except (InvalidRequestError, RejectedError, RequestCancelledError) as error:
             await self._end(delivery, reply, headers.request_id, error)
-            self._recent.put(headers.request_id, None)
-            await self._sessions.unmark(headers.request_id)
+            await self._known.forget(headers.request_id)
+        except asyncio.CancelledError:
+            self._known.hand_over(headers.request_id)
+            raise
 
     def _ticket(
-        self, delivery: Delivery, headers: RequestHeaders, request: GenerationRequest, deadline_ms: int
+        self, headers: RequestHeaders, request: GenerationRequest, deadline_ms: int, *, is_takeover: bool
     ) -> Ticket:
         return Ticket(
             request_id=headers.request_id,
@@ -200,21 +199,8 @@ class RouterHandler:
             tokens=estimate_tokens(request, max_length=self._limits.max_length),
             deadline_ms=deadline_ms,
             reader_lease_s=request.reader_lease_s,
-            is_takeover=delivery.is_takeover,
+            is_takeover=is_takeover,
         )
-
-    async def _mark(self, request_id: str, marker: Marker) -> Marker:
-        """Remember a request unless it is known, and return the marker that counts.
-
-        What this router has seen itself counts where the store is away or has forgotten: repeats have the key of their
-        request and so come to the same router.
-        """
-        known = await self._sessions.mark(request_id, marker)
-        if known.origin == marker.origin:
-            known = self._recent.get(request_id, None) or known
-        if known.origin == marker.origin:
-            self._recent.put(request_id, known)
-        return known
 
     async def _point(self, delivery: Delivery, headers: RequestHeaders, reply: Reply, known: Marker) -> None:
         if known.tenant != headers.tenant:
@@ -236,7 +222,7 @@ class RouterHandler:
             reply = self._reply(headers)
         except InvalidRequestError:
             headers, reply = None, self._outbox.default_reply(request_id)
-        known = await self._sessions.marker(request_id) or self._recent.get(request_id, None)
+        known = await self._known.marker(request_id)
         is_own = known is None or known.origin == origin_of(delivery)
         if known is None or is_own:
             await self._end(delivery, reply, request_id, error)
