@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 import structlog
 from aiokafka import AIOKafkaProducer
@@ -37,6 +38,7 @@ class KafkaProducer:
     ) -> None:
         self._partitions = partitions
         self._known: set[str] = set()
+        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._settings = settings
         self._timeouts = timeouts
         self._client: Any = None
@@ -80,7 +82,7 @@ class KafkaProducer:
         try:
             with translated(f"send to {topic}"):
                 async with asyncio.timeout(self._timeouts.send_ms / 1000):
-                    await self._check_topic(topic)
+                    await self._check_topic(client, topic)
                     place = await self._partition(client, topic, key, partition)
                     future = await client.send(topic, value, key=key, partition=place, headers=list(headers))
                     written = await future
@@ -106,12 +108,22 @@ class KafkaProducer:
         if client is not None:
             await stop_producer(client, self._timeouts.close_ms)
 
-    async def _check_topic(self, topic: str) -> None:
-        """Refuse a topic that is not there, before the client asks for it for ever and in every request."""
-        if topic not in self._known:
-            if not await self._partitions(topic):
-                raise InvalidRequestError(f"there is no topic {topic}", field="topic")
-            self._known.add(topic)
+    async def _check_topic(self, client: Any, topic: str) -> None:
+        """Refuse a topic that is not there, before the client asks for it for ever and in every request.
+
+        Who comes while it is being asked for waits in line, so that sends keep their order.
+        """
+        line = self._lines.get(topic)
+        if line is None:
+            if topic in self._known:
+                return
+            line = self._lines[topic] = asyncio.Lock()
+        async with line:
+            if topic not in self._known:
+                if not await self._partitions(topic):
+                    raise InvalidRequestError(f"there is no topic {topic}", field="topic")
+                await client.partitions_for(topic)
+                self._known.add(topic)
 
     async def _partition(self, client: Any, topic: str, key: bytes | None, partition: int | None) -> int | None:
         known = await client.partitions_for(topic)
