@@ -18,7 +18,7 @@ from streams.clock import now_ms
 from workers.router.fair_queue import FairQueue
 from workers.router.room import Room
 
-RECHECK_S = 0.05  # room also comes without a status: what was sent counts as answered after a while
+RECHECK_S = 0.01  # room comes with statuses, and without: what was sent counts as answered after a while
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 USUAL_RETRY_AFTER_S = 2.0  # while nobody knows how fast requests go on
