@@ -161,7 +161,7 @@ class LeastLoad:
         self._forget({status.worker_id for status in self._workers.workers(state=None)})
         for status in statuses:
             self._backlogs.setdefault(status.worker_id, Backlog()).take(status, self._clock(), self._mean_tokens)
-        owner_of = {p: s for s in sorted(statuses, key=lambda s: s.updated_ms) for p in s.partitions if p < count}
+        owner_of = {p: s for s in sorted(statuses, key=lambda s: s.updated_ms) for p in s.partitions if 0 <= p < count}
         owners = _by_owner(owner_of.items())
         self._known[pool, colour] = (statuses, owners)
         return owners

@@ -98,7 +98,7 @@ def test_the_newest_status_says_who_owns_a_partition() -> None:
 
 
 def test_a_partition_that_the_topic_does_not_have_is_never_chosen() -> None:
-    assert set(chosen(least_load(seen(status("a", 0, 7)), count=2), 6)) == {0}
+    assert set(chosen(least_load(seen(status("a", -1, 0, 7)), count=2), 6)) == {0}
 
 
 def test_workers_of_another_colour_or_pool_do_not_count() -> None:
