@@ -125,6 +125,10 @@ class GroupConsumer(Protocol):
         """
         ...
 
+    async def check_group(self) -> None:
+        """Look now whether the group has changed, and not only at the next heartbeat. It may then rebalance."""
+        ...
+
     def is_alive(self) -> bool:
         """Return whether this member can still take part in the group; one that cannot has to be replaced."""
         ...

@@ -37,7 +37,10 @@ QUICK_MS = 50.0  # the whole group waits for it at a rebalance
 
 
 class PoolConsumer:
-    """A member of a pool's consumer group. `async with` joins and leaves; `batches` is the stream of work."""
+    """A member of a pool's consumer group. `batches` is the stream of work.
+
+    `async with` joins, until the first assignment, which may be empty where members outnumber partitions, and leaves.
+    """
 
     def __init__(
         self, broker: Broker, topics: Sequence[str], *, group: str, member: str, limits: ConsumerLimits | None = None
@@ -53,12 +56,9 @@ class PoolConsumer:
         self._leaving: asyncio.Task[None] | None = None
         self._waiting: deque[Delivery] = deque()
         self._wakeup = asyncio.Event()
-        self._is_joined = asyncio.Event()
         self._is_draining = False
-        self._num_delivered = 0
-        self._num_committed = 0
-        self._num_rebuilds = 0
-        self._num_fruitless = 0
+        self._num_delivered = self._num_committed = 0
+        self._num_rebuilds = self._num_fruitless = 0
         self._outcomes = Outcomes()
 
     # The stream of work.
@@ -72,10 +72,6 @@ class PoolConsumer:
         while batch := await self._next_batch():
             self._num_delivered += len(batch)
             yield batch
-
-    async def joined(self) -> None:
-        """Wait for the first assignment; it may be empty where there are more members than partitions."""
-        await self._is_joined.wait()
 
     async def idle(self, timeout_s: float) -> bool:
         """Go on handing out until for a moment nothing comes and nothing is in work; False if time is up."""
@@ -104,6 +100,11 @@ class PoolConsumer:
         if self._membership is not None:
             await self._membership.commit()
         return not self._num_in_work()
+
+    async def check_group(self) -> None:
+        """Look now whether the group has changed, as after news of a member that has left."""
+        if self._membership is not None:
+            await self._membership.check_group()
 
     def statistics(self) -> ConsumerStatistics:
         """Return the state of the consumer."""
@@ -189,7 +190,6 @@ class PoolConsumer:
         )
         await membership.join(self._broker, self._name)
         membership.is_draining = self._is_draining
-        self._is_joined.set()
         return membership
 
     async def _rejoined(self) -> Membership:
@@ -247,7 +247,8 @@ class PoolConsumer:
 
     async def _next_batch(self) -> Sequence[Delivery]:
         while not self._is_draining:
-            self._raise_crash()
+            if self._supervisor is not None and self._supervisor.done() and not self._supervisor.cancelled():
+                self._supervisor.result()  # raises what crashed
             wait_s = self._seconds_to_batch()
             if wait_s is not None and wait_s <= 0:
                 num_records = min(self._limits.batch_size, len(self._waiting))
@@ -292,15 +293,8 @@ class PoolConsumer:
         self._waiting = deque(delivery for delivery in self._waiting if delivery.is_current())
         self._wakeup.set()
 
-    # Waiting.
-
     async def _woken(self, timeout_s: float | None = None) -> None:
         self._wakeup.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._wakeup.wait()
-
-    def _raise_crash(self) -> None:
-        supervisor = self._supervisor
-        if supervisor is not None and supervisor.done() and not supervisor.cancelled():
-            supervisor.result()

@@ -167,6 +167,15 @@ class KafkaGroupConsumer(ConsumerRebalanceListener):  # type: ignore[misc]  # ai
         """Return whether the group surely counts this member as the owner of its partitions."""
         return self._is_member() and self._lease.is_valid()
 
+    async def check_group(self) -> None:
+        """Send a heartbeat now: its answer tells of a rebalance."""
+        coordinator = self._client._coordinator
+        if not self._is_member() or not self._settled.is_set() or coordinator._rejoin_needed_fut.done():
+            return
+        with translated("look at the group"):
+            async with asyncio.timeout(self._timeouts.request_ms / 1000):
+                await coordinator._do_heartbeat()
+
     def is_alive(self) -> bool:
         """Return whether aiokafka's task that keeps the membership still runs."""
         coordinator = self._client._coordinator

@@ -95,6 +95,12 @@ class Membership:
         """Return whether the member can still take part in the group."""
         return self._member is not None and self._member.is_alive()
 
+    async def check_group(self) -> None:
+        """Look now whether the group has changed; a broker that is away is asked again by the next heartbeat."""
+        if self._member is not None:
+            with suppress(UnavailableError):
+                await self._member.check_group()
+
     @property
     def num_in_flight(self) -> int:
         """Return how many records are received and not acknowledged."""

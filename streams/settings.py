@@ -101,7 +101,7 @@ class Timeouts:
     send_ms: int = 15_000
     close_ms: int = 5_000
     session_ms: int = 8_000  # below `request_ms`: a join waits that long for a member that died
-    heartbeat_ms: int = 500  # how late a member may notice a rebalance, for which all the others wait
+    heartbeat_ms: int = 250  # so late a member notices that another has left, whose partitions wait meanwhile
     rebalance_ms: int = 30_000
     max_poll_interval_ms: int = 300_000
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
 
 import structlog
@@ -25,6 +24,7 @@ from streams.settings import ConsumerLimits
 from streams.topics import pool_group, pool_topic
 from workers.handler import Handler
 from workers.outbox import Outbox
+from workers.peers import Peers
 from workers.serving import DrainLimits, Serving
 from workers.stall import StallWatch
 from workers.standby import Standby
@@ -65,6 +65,7 @@ class Worker:
         self._limits = limits
         self._drain_limits = DrainLimits(drain_s=drain_s, grace_s=grace_s)
         self._directory = directory
+        self._peers = Peers(directory, handler.pool, colour, worker_id)
         self._consumer: PoolConsumer | None = None
         self._num_handled = 0
         self._started_ms = now_ms()
@@ -73,7 +74,7 @@ class Worker:
         self._standby = Standby(
             outliers or OutlierLimits(),
             status=self.status,
-            pool=self._peers,
+            pool=self._peers.all,
             probe=handler.probe,
             enter=self._enter,
             interval_s=heartbeat_s,
@@ -98,7 +99,8 @@ class Worker:
                     await serving.until(self._ready_until(serving.consumer, stop))
                     if stop.is_set():
                         await self._drain(serving)
-                if not stop.is_set():  # suspended: the partitions are given up now
+                self._heartbeat.beat()  # the partitions are given up now
+                if not stop.is_set():
                     await self._standby.until_fit(stop)
                     await self._until_reachable(stop)
 
@@ -146,18 +148,25 @@ class Worker:
 
     async def _ready_until(self, consumer: PoolConsumer, stop: asyncio.Event) -> None:
         """Become ready, and return when the worker has to stop or to step aside."""
-        await consumer.joined()
         self._enter(WorkerState.READY)
         self.ready.set()
         log.info("ready", pool=self._handler.pool, started_in_ms=now_ms() - self._started_ms)
         stopping = asyncio.create_task(stop.wait())
         suspended = asyncio.create_task(self._standby.until_suspended() if self._may_step_aside else stop.wait())
+        succeeding = asyncio.create_task(self._succeed(consumer))
+        tasks = (stopping, suspended, succeeding)
         try:
-            await asyncio.wait((stopping, suspended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (stopping, suspended):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(stopping, suspended, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _succeed(self, consumer: PoolConsumer) -> None:
+        """Take over from peers as soon as they have gone, not at the next heartbeat of the group."""
+        while True:
+            await self._peers.departed()
+            await consumer.check_group()
 
     async def _until_reachable(self, stop: asyncio.Event) -> None:
         """Wait for a broker that is away: a worker that has worked before does not end for that."""
@@ -174,7 +183,7 @@ class Worker:
     async def _drain(self, serving: Serving) -> None:
         self._enter(WorkerState.DRAINING)
         log.info("draining", num_in_flight=serving.consumer.statistics().num_in_flight)
-        await serving.drain(self._drain_limits, self._has_ready_peers)
+        await serving.drain(self._drain_limits, self._peers.has_ready)
 
     async def _say_goodbye(self) -> None:
         with suppress(TimeoutError):
@@ -185,17 +194,6 @@ class Worker:
         """Change the state and tell it at once."""
         self.state, self._reason = state, reason
         self._heartbeat.beat()
-
-    def _peers(self) -> Sequence[WorkerStatus]:
-        """Return the workers of this pool and colour that live, ourselves too, in any state."""
-        if self._directory is None:
-            return ()
-        return self._directory.workers(self._handler.pool, self._colour, state=None)
-
-    def _has_ready_peers(self) -> bool:
-        return any(
-            worker.state is WorkerState.READY and worker.worker_id != self._worker_id for worker in self._peers()
-        )
 
     def _count(self, num_handled: int) -> None:
         self._num_handled += num_handled

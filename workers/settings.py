@@ -67,7 +67,7 @@ class KafkaSection(_Section, frozen=True, kw_only=True):
     replication: Annotated[int, msgspec.Meta(ge=1, le=10)] = 3
     request_timeout_ms: Annotated[int, msgspec.Meta(ge=100, le=10_000)] = 10_000
     session_timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=300_000)] = 8_000
-    heartbeat_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=100_000)] = 500
+    heartbeat_interval_ms: Annotated[int, msgspec.Meta(ge=100, le=100_000)] = 250
     rebalance_timeout_ms: Annotated[int, msgspec.Meta(ge=1_000, le=600_000)] = 30_000
     max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1_000, le=3_600_000)] = 300_000
 

@@ -13,7 +13,7 @@ from streams.kafka import KafkaBroker
 from streams.kafka_group import KafkaGroupConsumer
 from streams.settings import BrokerSettings, ConsumerLimits, Timeouts
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = pytest.mark.kafka
 
 # The shortest that a broker and our own checks allow.
 HASTY = Timeouts(
@@ -54,6 +54,55 @@ async def test_a_delivery_held_for_three_poll_intervals_stays_ours_and_is_commit
         finally:
             await member.close()
             await producer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+async def test_five_minutes_of_work_with_a_poll_interval_of_twenty_seconds_are_normal(bootstrap: str) -> None:
+    topic = f"five-{uuid4().hex[:8]}"
+    async with KafkaBroker(BrokerSettings(bootstrap=bootstrap), Timeouts(max_poll_interval_ms=20_000)) as broker:
+        await broker.create_topics([TopicSpec(name=topic, num_partitions=2)])
+        producer = await broker.producer()
+        await producer.send(topic, b"long", partition=0)
+        limits = ConsumerLimits(batch_size=1, max_wait_ms=1, max_in_flight=8, stuck_ms=15_000)
+        async with PoolConsumer(broker, [topic], group=topic, member="m", limits=limits) as consumer:
+            batches = consumer.batches()
+            (delivery,) = await anext(batches)
+            for _ in range(30):
+                await asyncio.sleep(10)  # the thing tested is that time passes
+                await producer.send(topic, b"short", partition=1)
+                (short,) = await anext(batches)
+                assert short.record.partition == 1
+                short.done()
+            assert delivery.is_leased()
+            assert (consumer.statistics().num_rebuilds, consumer.statistics().generation) == (0, delivery.generation)
+            delivery.done()
+            assert await consumer.drain(5)
+        member = await _member(broker, topic)
+        try:
+            assert [await member.committed(TopicPartition(topic, number)) for number in range(2)] == [1, 30]
+        finally:
+            await member.close()
+            await producer.close()
+
+
+async def test_a_rebalance_that_outlasts_the_poll_interval_leaves_a_member_that_may_join_again(bootstrap: str) -> None:
+    topic = f"outlast-{uuid4().hex[:8]}"
+    async with KafkaBroker(BrokerSettings(bootstrap=bootstrap), HASTY) as broker:
+        await broker.create_topics([TopicSpec(name=topic, num_partitions=1)])
+        member = await _member(broker, topic)
+        try:
+            generation = member._generation
+            member._settled.clear()  # as between the two callbacks of a rebalance
+            until = asyncio.get_running_loop().time() + 2 * HASTY.max_poll_interval_ms / 1000
+            while asyncio.get_running_loop().time() < until:
+                assert await member.poll(timeout_ms=100, max_records=1) == ()
+            member._client._coordinator.request_rejoin()
+            async with asyncio.timeout(5):
+                await member._settled.wait()
+            assert member._generation == generation + 1, "it was never thrown out for idleness"
+        finally:
+            await member.close()
 
 
 async def test_a_member_offers_exactly_one_assignor(broker: KafkaBroker) -> None:

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from schemas.errors import InvalidRequestError, StreamExpiredError
+from streams.assignor import assign
 from streams.broker import Assignment, Broker, GroupConsumer, LogReader, Record, TopicPartition, TopicSpec
 from streams.consumer import Delivery, PoolConsumer
 from streams.routing import murmur2_partition
@@ -348,6 +349,42 @@ class BrokerContract:
             assert await first.drain(10)
         assert len(seen) == len(set(seen)), "a record was handed out twice although every worker left in good order"
 
+    async def test_a_member_that_was_just_given_partitions_lives_and_has_its_lease(
+        self, broker: Broker, topic: str
+    ) -> None:
+        await create(broker, topic)
+        member = await join(broker, topic, f"{topic}-g", Watch())
+        assert member.is_alive()
+        assert member.is_leased()
+        await member.close()
+        assert not member.is_leased()
+
+    async def test_the_pool_consumer_stays_paused_over_rebalances_and_then_goes_on(
+        self, broker: Broker, topic: str
+    ) -> None:
+        (place,) = await create(broker, topic)
+        await produce(broker, topic, 6)
+        idle = next(name for name in "bcdefghij" if assign([place], ["a", name])["a"])
+        group = f"{topic}-g"
+        limits = ConsumerLimits(batch_size=1, max_wait_ms=0, max_in_flight=2, commit_interval_ms=50, poll_timeout_ms=50)
+        seen: list[tuple[int, int]] = []
+        first = PoolConsumer(broker, [topic], group=group, member="a", limits=limits)
+        async with first:
+            held = await _take(first, 2)
+            generation = first.statistics().generation
+            for _ in range(2):
+                await (await join(broker, topic, group, Watch(), idle)).close()
+            await eventually(_is_past(first, generation + 3), lambda: asyncio.sleep(0.01))
+            assert first.statistics().num_delivered == 2, "nothing more, and nothing twice"
+            assert [delivery.is_current() for delivery in held] == [True, True]
+            for delivery in held:
+                delivery.done()
+            handling = asyncio.create_task(handle(first, seen))
+            await eventually(_has_all(seen, 4), lambda: asyncio.sleep(0.01))
+            assert [offset for _, offset in seen] == [2, 3, 4, 5]
+            await first.drain(10)
+            await handling
+
 
 async def _take(pool: PoolConsumer, count: int) -> Sequence[Delivery]:
     taken: list[Delivery] = []
@@ -362,6 +399,13 @@ async def _take(pool: PoolConsumer, count: int) -> Sequence[Delivery]:
 def _is_done(task: asyncio.Task[GroupConsumer]) -> Callable[[], Awaitable[bool]]:
     async def answer() -> bool:
         return task.done()
+
+    return answer
+
+
+def _is_past(pool: PoolConsumer, generation: int) -> Callable[[], Awaitable[bool]]:
+    async def answer() -> bool:
+        return pool.statistics().generation > generation
 
     return answer
 
