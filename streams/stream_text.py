@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from schemas.errors import InternalError
-from schemas.tokens import Claim, Epoch, Kind, TokenLogprob, TokenRecord
+from schemas.tokens import Choice, Claim, End, Epoch, Kind, TokenLogprob, TokenRecord
 
 
 @dataclass(slots=True)
@@ -96,6 +99,28 @@ class PendingChoice:
     def written(self) -> PendingChoice:
         """Return a copy of what is written, without what waits."""
         return PendingChoice(self.num_tokens, self.digest.copy(), self.is_first_text_out)
+
+
+def filled(end: End, choices: Mapping[int, PendingChoice], num_records: int) -> End:
+    """Return an end with what is written of each choice, its number of records and its tokens filled in."""
+    reasons = {choice.index: choice.finish_reason for choice in end.choices}
+    written = tuple(
+        Choice(
+            index=index,
+            finish_reason=reasons.get(index, end.finish_reason),
+            num_tokens=choice.num_tokens,
+            sha256=choice.digest.hexdigest(),
+        )
+        for index, choice in sorted(choices.items())
+    )
+    num_tokens = sum(choice.num_tokens for choice in choices.values())
+    return msgspec.structs.replace(
+        end,
+        num_records=num_records,
+        usage=msgspec.structs.replace(end.usage, completion_tokens=num_tokens),
+        sha256=(choices.get(0) or PendingChoice()).digest.hexdigest(),
+        choices=written if len(written) > 1 else (),
+    )
 
 
 def check_text(text: str) -> None:

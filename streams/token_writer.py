@@ -17,11 +17,11 @@ import msgspec
 
 from schemas.envelope import Reply
 from schemas.errors import BrokerUnavailableError, GeaError, InternalError, InvalidRequestError
-from schemas.tokens import Choice, Claim, End, EndStatus, Epoch, Kind, TokenLogprob, TokenRecord
+from schemas.tokens import Claim, End, EndStatus, Epoch, Kind, TokenLogprob, TokenRecord
 from streams.broker import Producer, Record
 from streams.claims import StreamView
 from streams.settings import check_range
-from streams.stream_text import PendingChoice, check_text
+from streams.stream_text import PendingChoice, check_text, filled
 from streams.token_record import new_owner, send_token
 
 
@@ -149,7 +149,9 @@ class TokenWriter:
         async with self._lock:
             await self._flush(is_last=True)
             seq = self._choice(0).num_tokens
-            record = await self._send(self._record(Kind.END, seq=seq, end=self._filled(end)))
+            record = await self._send(
+                self._record(Kind.END, seq=seq, end=filled(end, self._choices, self.num_records + 1))
+            )
         await self.close()
         return record
 
@@ -248,22 +250,3 @@ class TokenWriter:
         self._is_claimed = True
         self.num_records += 1
         return written
-
-    def _filled(self, end: End) -> End:
-        reasons = {choice.index: choice.finish_reason for choice in end.choices}
-        choices = tuple(
-            Choice(
-                index=index,
-                finish_reason=reasons.get(index, end.finish_reason),
-                num_tokens=choice.num_tokens,
-                sha256=choice.digest.hexdigest(),
-            )
-            for index, choice in sorted(self._choices.items())
-        )
-        return msgspec.structs.replace(
-            end,
-            num_records=self.num_records + 1,
-            usage=msgspec.structs.replace(end.usage, completion_tokens=self.num_tokens),
-            sha256=self._choice(0).digest.hexdigest(),
-            choices=choices if len(choices) > 1 else (),
-        )

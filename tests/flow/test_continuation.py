@@ -24,7 +24,7 @@ from streams.topics import TOKENS, pool_topic
 from tests.flow import planners
 from tests.flow.harness import DIALOGUE, PASSAGE, FixedAnnotator, Installation, installation
 from tests.flow.test_failures import Gate, all_committed, view_of
-from workers.generation import run
+from workers.generation import beginning
 from workers.generation.engine import EngineIdentity, EngineRequest
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.engine.script import seeded_script, seeded_text
@@ -378,7 +378,7 @@ async def test_a_turn_that_came_in_between_does_not_change_the_text() -> None:
 
 
 async def test_a_memory_too_large_for_a_record_is_taken_from_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MAX_MEMORY_BYTES", 0)
+    monkeypatch.setattr(beginning, "MAX_MEMORY_BYTES", 0)
     first, follower = FakeEngine(seeded_script()), FakeEngine(seeded_script())
     async with installation() as gea, gea.client() as client:
         asking = await cut_second_turn(gea, client, first)
@@ -391,7 +391,7 @@ async def test_a_memory_too_large_for_a_record_is_taken_from_the_session(monkeyp
 async def test_without_any_memory_of_a_session_the_text_is_voided_and_begun_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(run, "MAX_MEMORY_BYTES", 0)
+    monkeypatch.setattr(beginning, "MAX_MEMORY_BYTES", 0)
     first, follower = FakeEngine(seeded_script()), FakeEngine(seeded_script())
     async with installation() as gea, gea.client() as client:
         asking = await cut_second_turn(gea, client, first)

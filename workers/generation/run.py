@@ -17,7 +17,7 @@ import structlog
 
 from schemas.envelope import RoutedRequest
 from schemas.errors import DeadlineExceededError, GeaError, RequestCancelledError
-from schemas.tokens import Claim, End, EndStatus
+from schemas.tokens import End, EndStatus
 from streams.broker import Broker
 from streams.cancellations import Cancellations
 from streams.clock import now_ms
@@ -25,16 +25,15 @@ from streams.session import SessionStore, Turn
 from streams.telemetry import Metrics
 from streams.token_writer import TokenWriter
 from workers.generation.answer import Draft, broken_end, end_of
+from workers.generation.beginning import Beginning, draws_alike, remembered
 from workers.generation.cancelling import aborting, unless_cancelled
-from workers.generation.engine import Engine, EngineEvent, EngineIdentity, Finished
+from workers.generation.engine import Engine, EngineEvent, Finished
 from workers.generation.planning import Planner, fingerprint
 from workers.generation.replay import Replay
-from workers.generation.strategies import Plan, play
+from workers.generation.strategies import play
 from workers.generation.takeover import Found, take_over
 from workers.outbox import failure_of
 from workers.wanted import check_wanted, seconds_left
-
-MAX_MEMORY_BYTES = 262_144  # a quarter of a Kafka record; more is left out, and who takes over may have to begin anew
 
 log = structlog.get_logger(__name__)
 
@@ -51,16 +50,6 @@ class Parts:
     metrics: Metrics | None
     num_turns: int
     lease_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What a run begins with: its plan, and the turns that the prompt was made with."""
-
-    plan: Plan
-    reason: str
-    turns: Sequence[Turn]
-    fingerprint: str
 
 
 class Run:
@@ -86,6 +75,11 @@ class Run:
         self._is_takeover = is_takeover
         self._found = Found()
         self._draft: Draft | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Return whether the request is cancelled."""
+        return self._cancelled.is_set()
 
     async def answer(self) -> None:
         """Bring the request to its end, or wait until another run has.
@@ -119,7 +113,7 @@ class Run:
 
         Raises InvalidRequestError if its place takes no record at all.
         """
-        if self._cancelled.is_set():
+        if self.is_cancelled:
             error = self._parts.cancellations.error(self._routed.request_id, self._routed.tenant)
         if isinstance(error, RequestCancelledError):
             text = self._draft.text() if self._draft is not None else self._found.view.text()
@@ -144,30 +138,30 @@ class Run:
         assert begun is not None, "nothing to differ from"
         return begun
 
-    async def _same_start(self) -> Start | None:
+    async def _same_start(self) -> Beginning | None:
         """Return what the visible text was begun with; None if this worker cannot draw its tokens."""
         origin = self._found.view.origin
-        if origin is None or _identity(origin) != _identity(claim_of(self._parts.engine.identity)):
+        if origin is None or not draws_alike(origin, self._parts.engine.identity):
             log.info("text_of_another_model", is_described=origin is not None)
             return None
-        remembered = [Turn(request_id="", user=user, assistant=assistant) for user, assistant in origin.memory]
-        start = await self._start(remembered)
-        if start.fingerprint != origin.plan and not remembered:  # it may have been too much for a record
+        start = await self._start(remembered(origin))
+        if start.fingerprint != origin.plan and not origin.memory:  # it may have been too much for a record
             start = await self._start(await self._turns())
         return start if start.fingerprint == origin.plan else None
 
-    async def _start(self, turns: Sequence[Turn]) -> Start:
+    async def _start(self, turns: Sequence[Turn]) -> Beginning:
         plan, reason = await unless_cancelled(self._cancelled, self._parts.planner.plan(self._routed, turns))
-        return Start(plan=plan, reason=reason, turns=turns, fingerprint=await asyncio.to_thread(fingerprint, plan))
+        found = await asyncio.to_thread(fingerprint, plan)
+        return Beginning(plan=plan, reason=reason, turns=turns, fingerprint=found)
 
-    async def _decode(self, start: Start, found: Found) -> Draft | None:
+    async def _decode(self, start: Beginning, found: Found) -> Draft | None:
         """Decode and stream; None if the tokens that readers have do not come again."""
         log.info("strategy", strategy=start.plan.strategy, reason=start.reason, is_continued=found.has_text)
         engine, plan, replay = self._parts.engine, start.plan, Replay(found.view)
         draft = self._draft = Draft(
             routed=self._routed, plan=plan, reason=start.reason, begun=found.view, first_token_ms=found.first_text_ms
         )
-        self._writer.describe(self._described(start, found))
+        self._writer.describe(start.claim(engine.identity, found.view))
         name = f"{self._writer.owner}-continued" if found.has_text else self._writer.owner
         try:
             playing = aclosing(play(engine, plan, name, replay.output))
@@ -193,17 +187,6 @@ class Run:
             if new is not None:
                 draft.publish(now_ms())
                 await self._writer.append(new.index, new.text, new.token_ids, new.logprobs)
-
-    def _described(self, start: Start, found: Found) -> Claim:
-        """Return the claim that says what the text is made from, for whoever takes over."""
-        memory = tuple((turn.user, turn.assistant) for turn in start.turns)
-        size = sum(len(text.encode()) for pair in memory for text in pair)
-        return msgspec.structs.replace(
-            claim_of(self._parts.engine.identity),
-            from_seq=tuple(found.view.next_seq(index) for index in range(start.plan.sampling.n)),
-            plan=start.fingerprint,
-            memory=memory if size <= MAX_MEMORY_BYTES else (),
-        )
 
     async def _finish(self, draft: Draft) -> None:
         if draft.text() or not draft.is_aborted:
@@ -246,12 +229,3 @@ class Run:
         metrics.e2e_request_latency.observe(end.timings.total_ms / 1000)
         for gap_ms in draft.gaps_ms:
             metrics.inter_token_latency.observe(gap_ms / 1000)
-
-
-def claim_of(identity: EngineIdentity) -> Claim:
-    """Return the claim of a run on an engine, before it has a plan."""
-    return Claim(model=identity.weights_hash, tokenizer=identity.tokenizer_hash, precision=identity.precision)
-
-
-def _identity(claim: Claim) -> tuple[str, str, str]:
-    return claim.model, claim.tokenizer, claim.precision

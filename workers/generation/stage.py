@@ -8,7 +8,6 @@ uncommitted: the next owner goes on. What becomes of a request that fails, `work
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -28,16 +27,17 @@ from schemas.tokens import Epoch, See
 from schemas.worker import Pool
 from streams.broker import Broker
 from streams.cancellations import Cancellations
-from streams.clock import now_ms
 from streams.delivery import Delivery
 from streams.session import SessionStore
 from streams.telemetry import bind_request
 from streams.token_writer import TokenWriter, WriterLimits
-from workers.failure_policy import MAX_ATTEMPTS, Decision, Verdict, decide
+from workers.failure_policy import MAX_ATTEMPTS
+from workers.generation.beginning import claim_of
 from workers.generation.engine import Engine
 from workers.generation.planning import Planner
 from workers.generation.probe import probe_engine
-from workers.generation.run import Parts, Run, claim_of
+from workers.generation.run import Parts, Run
+from workers.generation.settling import HandOn, hand_on, settle
 from workers.generation.takeover import OutrankedError
 from workers.handler import decode_routed, epoch_of, gather_all, refusal_epoch, refuse_record
 from workers.outbox import Outbox
@@ -73,14 +73,6 @@ class _Running:
     run: Run | None = None
     outranked: asyncio.Event = field(default_factory=asyncio.Event)
     has_ended: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HandOn:
-    """A request that a new record takes on: at once, or when the retry of `decision` is due."""
-
-    error: GeaError
-    decision: Decision | None = None
 
 
 class GenerationHandler:
@@ -191,15 +183,15 @@ class GenerationHandler:
         running = self._running[routed.request_id] = _Running(routed=routed, epoch=epoch)
         is_over = False
         try:
-            hand_on = await self._run(delivery, running, cancelled, is_takeover=is_takeover)
-            is_over = hand_on is None
+            to = await self._run(delivery, running, cancelled, is_takeover=is_takeover)
+            is_over = to is None
         except OutrankedError:
-            hand_on = None  # the record that waits here is the one to finish
+            to = None  # the record that waits here is the one to finish
         finally:  # also before the request is handed on: it may come back here before that is acknowledged
             del self._running[routed.request_id]
             running.has_ended.set_result(is_over)
-        if hand_on is not None:
-            await self._hand_on(delivery, routed, hand_on)
+        if to is not None:
+            await hand_on(self._outbox, delivery, routed, to, self._topic)
         delivery.done()
 
     async def _joined(self, delivery: Delivery, routed: RoutedRequest, first: RoutedRequest) -> RoutedRequest:
@@ -212,7 +204,7 @@ class GenerationHandler:
 
     async def _run(
         self, delivery: Delivery, running: _Running, cancelled: asyncio.Event, *, is_takeover: bool
-    ) -> _HandOn | None:
+    ) -> HandOn | None:
         """Write the stream of one run; return how the request goes on if that has no end.
 
         Raises EngineUnavailableError: the record is left to the next owner.
@@ -226,41 +218,14 @@ class GenerationHandler:
             try:
                 await run.answer()
             except BrokerUnavailableError as error:
-                return _HandOn(error=error)
+                return HandOn(error=error)
             except (EngineUnavailableError, OutrankedError):
                 raise
             except Exception as error:
                 fault = error if isinstance(error, GeaError) else InternalError(f"{type(error).__name__}: {error}")
                 if fault is not error:
                     log.exception("generation_failed")
-                return await self._settle(delivery, run, routed, fault, cancelled)
-        return None
-
-    async def _settle(
-        self, delivery: Delivery, run: Run, routed: RoutedRequest, error: GeaError, cancelled: asyncio.Event
-    ) -> _HandOn | None:
-        """Do with a request that failed what the policy says."""
-        decision = decide(
-            error,
-            attempt=routed.attempt,
-            now_ms=now_ms(),
-            deadline_ms=routed.deadline_ms,
-            jitter=random.uniform(-1, 1),
-            max_attempts=self._limits.max_attempts,
-        )
-        if decision.verdict in (Verdict.RETRY, Verdict.DEAD_LETTER):
-            delivery.fail()
-        is_wanted = not cancelled.is_set()
-        if decision.verdict is Verdict.RETRY and is_wanted:
-            return _HandOn(error=error, decision=decision)
-        if decision.verdict is Verdict.DEAD_LETTER and is_wanted:
-            await self._outbox.dead_letter(delivery.record, error)
-        try:
-            await run.fail(error)
-        except InvalidRequestError as refusal:  # its place takes no record at all: nobody can be told
-            await self._outbox.dead_letter(delivery.record, refusal)
-        except BrokerUnavailableError as away:
-            return _HandOn(error=away)
+                return await settle(self._outbox, delivery, run, routed, fault, max_attempts=self._limits.max_attempts)
         return None
 
     def _writer(self, delivery: Delivery, routed: RoutedRequest) -> TokenWriter:
@@ -272,18 +237,6 @@ class GenerationHandler:
             claim=claim_of(self._engine.identity),
             limits=self._limits.writer,
         )
-
-    async def _hand_on(self, delivery: Delivery, routed: RoutedRequest, hand_on: _HandOn) -> None:
-        """Produce the request again with a higher hop: its next run outranks this one, and goes on with its text."""
-        error, again = hand_on.error, msgspec.structs.replace(routed, hop=routed.hop + 1)
-        log.warning("request_handed_on", code=error.code, reason=error.message, hop=again.hop)
-        try:
-            if hand_on.decision is not None:
-                await self._outbox.retry(routed, hand_on.decision, self._topic)
-            else:
-                await self._outbox.forward(again, self._topic)
-        except InvalidRequestError as refusal:  # it does not fit into a record any more
-            await self._outbox.end(again.reply, again.request_id, refusal, epoch=epoch_of(delivery, again.hop))
 
 
 def _is_same(routed: RoutedRequest, other: RoutedRequest) -> bool:
