@@ -107,8 +107,6 @@ class RetryMover:
 
     async def stop(self) -> None:
         """Leave what waits to the next mover, finish what is being moved within a limit. Idempotent."""
-        for task in self._waiting:
-            task.cancel()
         if self._moving:
             await asyncio.wait(self._moving, timeout=SEND_S)
         for task in self._consuming:

@@ -14,7 +14,7 @@ from schemas.envelope import NOT_BEFORE_MS, TARGET, Headers, Origin, Reply, Rout
 from schemas.failure import DeadLetter
 from schemas.request import GenerationRequest
 from schemas.tokens import EndStatus, Epoch
-from streams.broker import Record, TopicPartition
+from streams.broker import Producer, Record, TopicPartition
 from streams.cancellations import Cancellations
 from streams.memory import MemoryBroker
 from streams.routing import murmur2_partition
@@ -240,6 +240,67 @@ async def test_a_mover_that_dies_before_its_commit_moves_twice_rather_than_never
             await here.until_returned("r-1", "r-1")  # both: the first does not know yet that it is dead
             await here.until_committed()
         await first.stop()
+
+
+class Gated:
+    """A producer whose acknowledgements for the key `held` wait for `opened`."""
+
+    def __init__(self, inner: Producer, held: bytes = b"s-1") -> None:
+        self.inner = inner
+        self.held = held
+        self.asked = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int | None = None,
+    ) -> Record:
+        if key == self.held:
+            self.asked.set()
+            await self.opened.wait()
+        return await self.inner.send(topic, value, key=key, headers=headers, partition=partition)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+async def test_a_record_is_acknowledged_only_after_its_copy_is() -> None:
+    async with post() as here:
+        await here.retry("r-1", 0)
+        gate = Gated(here.outbox.producer)
+        here.outbox.producer = gate
+        held = TopicPartition(RETRY_SHORT, murmur2_partition(b"r-1", 2))
+        other = next(name for name in ("r-2", "r-3", "r-4") if murmur2_partition(name.encode(), 2) != held.partition)
+        async with running(here.mover()):
+            await gate.asked.wait()
+            await here.retry(other, 0, request=GenerationRequest(prompt="x", session_id="s-2"))
+            beside = TopicPartition(RETRY_SHORT, 1 - held.partition)
+            async with asyncio.timeout(5):
+                await here.broker.until(lambda: here.broker.committed(retry_group(RETRY_SHORT), beside) == 1)
+            assert here.broker.committed(retry_group(RETRY_SHORT), held) is None
+            gate.opened.set()
+            await here.until_returned("r-1", other)
+            await here.until_committed()
+
+
+async def test_what_is_being_moved_at_the_stop_is_finished() -> None:
+    async with post() as here:
+        await here.retry("r-1", 0)
+        gate = Gated(here.outbox.producer)
+        here.outbox.producer = gate
+        mover = here.mover()
+        await mover.start()
+        await gate.asked.wait()
+        stopping = asyncio.create_task(mover.stop())
+        gate.opened.set()
+        await stopping
+        assert here.returned() == ["r-1"]
+        await here.until_committed()
 
 
 async def test_a_broker_that_was_away_is_waited_for() -> None:
