@@ -177,7 +177,7 @@ async def test_an_engine_that_dies_while_its_worker_drains_ends_the_wait() -> No
         engine.die("out of order")
         started = time.monotonic()
         await asyncio.wait((dying.task,))
-        assert time.monotonic() - started < 2  # the limit is 5
+        assert time.monotonic() - started < 4  # the limit is 5
         assert dying.task.exception() is not None
         await gea.start(Pool.GENERATION, "generation-2", FakeEngine(TEXT))
         assert (await asking).text == TEXT
