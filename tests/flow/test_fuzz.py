@@ -93,7 +93,8 @@ async def besiege(seed: int, count: int) -> None:
                 for place in gea.broker.places(topic)
             )
 
-        await gea.start_all(FakeEngine(TEXT))
+        engine = FakeEngine(TEXT)
+        await gea.start_all(engine)
         siege = Siege(gea, client, await gea.broker.producer(), is_committed)
         before = await siege.pace()
         held: list[int] = []
@@ -102,6 +103,7 @@ async def besiege(seed: int, count: int) -> None:
             await siege.round(list(islice(fuzz(seed + number, ROUND, victim=victim), ROUND)), victim)
             siege.ledger.forget()
             gea.store._values.clear()
+            engine.requests.clear()
             expire_everything(gea)
             if tracemalloc.is_tracing() and number % MEASURE_EVERY == MEASURE_EVERY - 1:
                 held.append(bytes_held())
