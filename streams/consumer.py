@@ -127,7 +127,7 @@ class PoolConsumer:
         )
 
     async def __aenter__(self) -> Self:
-        self._membership = await self._join()
+        self._membership = await self._rejoined()  # a broker that is away at the start is waited for as well
         self._supervisor = asyncio.create_task(self._supervise(self._membership))
         self._supervisor.add_done_callback(lambda _: self._wakeup.set())
         return self
@@ -277,7 +277,7 @@ class PoolConsumer:
     def _on_done(self, delivery: Delivery) -> None:
         self._outcomes.add(delivery, asyncio.get_running_loop().time())
         if self._membership is not None:
-            self._membership.balance()
+            self._membership.note_done()
         self._wakeup.set()
 
     async def _settle(self) -> None:

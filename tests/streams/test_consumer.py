@@ -70,6 +70,32 @@ async def test_a_restarted_worker_neither_repeats_nor_skips() -> None:
         assert offsets(await take(pool.batches(), 2)) == [3, 4]
 
 
+async def test_a_broker_that_is_away_at_the_start_is_waited_for() -> None:
+    broker = await broker_with()
+    await produce(broker, 1)
+    broker.down = True
+    pool = consumer(broker)
+    entering = asyncio.create_task(pool.__aenter__())
+    done, _ = await asyncio.wait((entering,), timeout=0.05)
+    assert not done
+    broker.down = False
+    async with asyncio.timeout(5):
+        await entering
+        assert offsets(await take(pool.batches(), 1)) == [0]
+    await pool.close()
+
+
+async def test_waiting_for_a_broker_at_the_start_can_be_cancelled() -> None:
+    broker = await broker_with()
+    broker.down = True
+    entering = asyncio.create_task(consumer(broker).__aenter__())
+    done, _ = await asyncio.wait((entering,), timeout=0.05)
+    assert not done
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+
+
 async def test_done_twice_counts_once() -> None:
     broker = await broker_with()
     await produce(broker, 2)
@@ -105,7 +131,7 @@ async def test_in_flight_is_bounded_by_pausing_and_lifted_at_half() -> None:
         held = await take(batches, 8)
         last_poll_at = pool.statistics().last_poll_at
         assert pool.statistics().num_in_flight == 8
-        assert pool.statistics().num_paused == 2
+        await broker.until(lambda: pool.statistics().num_paused == 2)
         for delivery in held[:3]:
             delivery.done()
         assert pool.statistics().num_paused == 2, "lifted too early"
@@ -114,6 +140,20 @@ async def test_in_flight_is_bounded_by_pausing_and_lifted_at_half() -> None:
         await take(batches, 4)
         assert pool.statistics().num_in_flight <= 8
         assert pool.statistics().last_poll_at > last_poll_at
+
+
+async def test_quick_work_is_never_paused_though_it_fills_the_bound() -> None:
+    broker = await broker_with()
+    await produce(broker, 60)
+    limits = ConsumerLimits(batch_size=4, max_wait_ms=0, max_in_flight=4, poll_timeout_ms=1_000)
+    async with consumer(broker, limits=limits) as pool:
+        batches = pool.batches()
+        for _ in range(15):
+            full = await take(batches, 4)
+            assert pool.statistics().num_in_flight == 4
+            for delivery in full:
+                delivery.done()
+            assert pool.statistics().num_paused == 0
 
 
 async def test_polling_goes_on_while_everything_is_paused() -> None:
