@@ -25,6 +25,7 @@ from streams.watchdog import Vitals
 
 log = structlog.get_logger(__name__)
 
+ROOM_WAIT_S = 0.05  # work that lasts longer is worth a pause
 REVOKE_COMMIT_S = 3.0  # every other member waits for us meanwhile
 
 
@@ -62,6 +63,8 @@ class Membership:
         self._on_done = on_done
         self._member: GroupConsumer | None = None
         self._is_full = False
+        self._is_short_of_room = False
+        self._has_room = asyncio.Event()
         self._is_over = False
         self._committing = asyncio.Lock()
         self._rebalancing_since: float | None = None
@@ -78,6 +81,8 @@ class Membership:
     async def poll(self) -> list[Delivery]:
         """Return deliveries of new records; may be empty. Raises UnavailableError."""
         assert self._member is not None
+        if self.num_in_flight >= self._limits.max_in_flight:
+            await self._room()
         self.balance()
         room = max(1, min(self._limits.max_in_flight - self.num_in_flight, self._limits.window))
         try:
@@ -85,6 +90,13 @@ class Membership:
         finally:
             self.polled_at = _now()
         return self._received(records)  # no await since the records were taken: they belong to this assignment
+
+    def note_done(self) -> None:
+        """Take note of an acknowledgement: it may lift a pause, or make room."""
+        if self.paused:
+            self.balance()
+        elif self._is_short_of_room and self.num_in_flight <= self._limits.max_in_flight // 2:
+            self._has_room.set()
 
     def is_leased(self) -> bool:
         """Return whether the group surely still counts us as the owner of what we have."""
@@ -136,6 +148,15 @@ class Membership:
         for ownership in self.owned.values():
             ownership.lose()
         self.owned = {}
+
+    async def _room(self) -> None:
+        """Wait a moment for room. Quick work makes it at once, while a pause throws away what was fetched ahead."""
+        self._is_short_of_room = True
+        self._has_room.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(min(ROOM_WAIT_S, self._limits.poll_timeout_ms / 1000)):
+                await self._has_room.wait()
+        self._is_short_of_room = False
 
     def _received(self, records: Sequence[Record]) -> list[Delivery]:
         deliveries = []
