@@ -163,6 +163,10 @@ class Siege:
             best = max(best, NUM_PACE / (time.perf_counter() - began))
         return best
 
+    def figures(self) -> str:
+        """Return what has been done, for people."""
+        return f"{self.num_sent} fuzzed, {self.ledger.num_letters} dead letters, {self.num_good} good requests answered"
+
     def assert_alive(self) -> None:
         """No worker has died."""
         for name, running in self.gea.workers.items():

@@ -83,7 +83,8 @@ def bytes_held() -> int:
     return total
 
 
-async def besiege(seed: int, count: int) -> None:
+async def besiege(seed: int, count: int) -> str:
+    """Fuzz an installation and return the figures."""
     async with installation() as gea, gea.client(60) as client, library(gea) as documents:
 
         async def is_committed() -> bool:
@@ -116,6 +117,7 @@ async def besiege(seed: int, count: int) -> None:
         assert after > before / MAX_SLOWDOWN, (before, after)
         if held:
             assert held[-1] - held[0] < MAX_GROWTH_BYTES, held
+        return f"{siege.figures()}, {before:.0f} requests/s before, {after:.0f} after, {held} bytes held"
 
 
 @pytest.mark.parametrize("seed", [1])

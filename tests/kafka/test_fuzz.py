@@ -41,7 +41,8 @@ async def settings(tmp_path: Path) -> AsyncIterator[BrokerSettings]:
         pytest.skip(str(error))
 
 
-async def besiege(settings: BrokerSettings, seed: int, count: int) -> None:
+async def besiege(settings: BrokerSettings, seed: int, count: int) -> str:
+    """Fuzz an installation and return the figures."""
     async with KafkaBroker(settings, TIMEOUTS) as broker, KafkaGroups(settings, TIMEOUTS) as asked:
         await broker.create_topics(topic_specs(NUM_PARTITIONS))
         gea = Installation()
@@ -76,6 +77,7 @@ async def besiege(settings: BrokerSettings, seed: int, count: int) -> None:
                 assert siege.num_sent == count
                 assert after > before / MAX_SLOWDOWN, (before, after)
                 assert sizes[-1] - sizes[0] < MAX_GROWTH_BYTES, sizes
+                return f"{siege.figures()}, {before:.0f} requests/s before, {after:.0f} after, {sizes} bytes resident"
         finally:
             for running in list(gea.workers.values()):
                 running.stop.set()
