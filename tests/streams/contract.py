@@ -364,11 +364,11 @@ class BrokerContract:
     ) -> None:
         (place,) = await create(broker, topic)
         await produce(broker, topic, 6)
-        idle = next(name for name in "bcdefghij" if assign([place], ["a", name])["a"])
+        owner, idle = ("a", "b") if assign([place], "ab")["a"] else ("b", "a")
         group = f"{topic}-g"
         limits = ConsumerLimits(batch_size=1, max_wait_ms=0, max_in_flight=2, commit_interval_ms=50, poll_timeout_ms=50)
         seen: list[tuple[int, int]] = []
-        first = PoolConsumer(broker, [topic], group=group, member="a", limits=limits)
+        first = PoolConsumer(broker, [topic], group=group, member=owner, limits=limits)
         async with first:
             held = await _take(first, 2)
             for _ in range(2):
