@@ -27,7 +27,7 @@ from workers.retrieval.knowledge import KnowledgeBase
 ROUND = 250
 MEASURE_EVERY = 5  # rounds: the first time everything is warm
 MAX_GROWTH_BYTES = 4_000_000
-MAX_SLOWDOWN = 3.0  # machines that run tests are shared; one that never recovers is slower by far
+MAX_SLOWDOWN = 2.5  # caches and clocks of shared machines; what never recovers is slower by far
 LOGS = ("streams/memory",)
 """The logs and stores of this process: what stands in a topic is not what a worker holds."""
 
@@ -117,7 +117,7 @@ async def besiege(seed: int, count: int) -> str:
         assert after > before / MAX_SLOWDOWN, (before, after)
         if held:
             assert held[-1] - held[0] < MAX_GROWTH_BYTES, held
-        return f"{siege.figures()}, {before:.0f} requests/s before, {after:.0f} after, {held} bytes held"
+        return f"{siege.figures()}, {before:.0f} requests per CPU second before, {after:.0f} after, {held} bytes held"
 
 
 @pytest.mark.parametrize("seed", [1])
