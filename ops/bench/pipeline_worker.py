@@ -33,14 +33,10 @@ async def run(bootstrap: str, topic: str, group: str, output: str, in_flight: in
     limits = ConsumerLimits(
         batch_size=min(in_flight, 64), max_wait_ms=0, max_in_flight=in_flight, window=16 * in_flight
     )
-    tasks: set[asyncio.Task[None]] = set()
 
     def begin(batch: Sequence[Delivery]) -> None:
         for delivery in batch:
-            task = asyncio.create_task(handle(delivery, producer, output))
-            delivery.attach(task)
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            delivery.attach(asyncio.create_task(handle(delivery, producer, output)))  # held by its partition
 
     async with KafkaBroker(BrokerSettings(bootstrap=bootstrap, client_id="bench")) as broker:
         producer = await broker.producer()
