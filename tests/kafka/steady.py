@@ -108,10 +108,11 @@ class Worker:
 async def stream(producer: Producer, topic: str, num_partitions: int, pause_s: float) -> AsyncIterator[Counter[int]]:
     """Write records to all partitions in turn until the end of the block; gives how many each partition got."""
     written: Counter[int] = Counter()
+    is_over = asyncio.Event()
 
     async def write() -> None:
         number = 0
-        while True:
+        while not is_over.is_set():
             partition = number % num_partitions
             await producer.send(topic, b"%d" % number, partition=partition)
             written[partition] += 1
@@ -122,8 +123,8 @@ async def stream(producer: Producer, topic: str, num_partitions: int, pause_s: f
     try:
         yield written
     finally:
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
+        is_over.set()  # not cancelled: a record may be written although its send was cancelled
+        await writing
 
 
 async def until(is_true: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
