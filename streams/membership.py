@@ -63,7 +63,6 @@ class Membership:
         self._on_done = on_done
         self._member: GroupConsumer | None = None
         self._is_full = False
-        self._is_short_of_room = False
         self._has_room = asyncio.Event()
         self._is_over = False
         self._committing = asyncio.Lock()
@@ -95,7 +94,7 @@ class Membership:
         """Take note of an acknowledgement: it may lift a pause, or make room."""
         if self.paused:
             self.balance()
-        elif self._is_short_of_room and self.num_in_flight <= self._limits.max_in_flight // 2:
+        elif not self._has_room.is_set() and self.num_in_flight <= self._limits.max_in_flight // 2:
             self._has_room.set()
 
     def is_leased(self) -> bool:
@@ -151,12 +150,9 @@ class Membership:
 
     async def _room(self) -> None:
         """Wait a moment for room. Quick work makes it at once, while a pause throws away what was fetched ahead."""
-        self._is_short_of_room = True
         self._has_room.clear()
         with suppress(TimeoutError):
-            async with asyncio.timeout(min(ROOM_WAIT_S, self._limits.poll_timeout_ms / 1000)):
-                await self._has_room.wait()
-        self._is_short_of_room = False
+            await asyncio.wait_for(self._has_room.wait(), min(ROOM_WAIT_S, self._limits.poll_timeout_ms / 1000))
 
     def _received(self, records: Sequence[Record]) -> list[Delivery]:
         deliveries = []
