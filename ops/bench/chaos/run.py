@@ -20,7 +20,7 @@ from ops.bench.chaos.round import RoundPlan, Say, run_round
 from ops.bench.chaos.stack import PRODUCTION, Size
 from workers.settings import EngineKind
 
-KILLS_PER_ROUND = {EngineKind.FAKE: 50, EngineKind.LOCAL: 10}
+KILLS_PER_ROUND = {EngineKind.FAKE: 50, EngineKind.LOCAL: 5}
 READERS = {EngineKind.FAKE: 14, EngineKind.LOCAL: 6}
 MAX_TOKENS = {EngineKind.FAKE: 160, EngineKind.LOCAL: 48}  # bytes of the scripted text; the model's tokens take longer
 

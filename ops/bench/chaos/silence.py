@@ -75,7 +75,7 @@ async def stop_all(stack: ChaosStack) -> list[str]:
         f"{each.name}: exit code {code} at the stop" for each, code in zip(living, codes, strict=True) if code != 0
     ]
     for each in {each.log: each for each in stack.workers.running.values()}.values():
-        text = each.log.read_text(errors="replace")
+        text = each.log.read_text(errors="replace") if each.log.exists() else ""  # killed before its first word
         found += [f"{each.name}: {complaint!r} in its log" for complaint in LOOSE if complaint in text]
     return found
 
