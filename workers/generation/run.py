@@ -133,10 +133,15 @@ class Run:
             if draft is not None:
                 return draft
             log.info("text_voided", num_tokens=self._writer.num_tokens)
-            await self._writer.reset()
+            await self._void()
         begun = await self._decode(await self._start(await self._turns()), Found())
         assert begun is not None, "nothing to differ from"
         return begun
+
+    async def _void(self) -> None:
+        """Take the text back that an earlier run has begun: from here on it was never there."""
+        await self._writer.reset()
+        self._found, self._draft = Found(), None
 
     async def _same_start(self) -> Beginning | None:
         """Return what the visible text was begun with; None if this worker cannot draw its tokens."""

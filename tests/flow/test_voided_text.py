@@ -1,0 +1,64 @@
+"""A text that was voided and not yet begun anew counts for nothing: not for readers, and not for the session."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from schemas.tokens import EndStatus
+from schemas.worker import Pool
+from tests.flow.harness import installation
+from tests.flow.planners import byte_planner
+from tests.flow.test_cancel_generation import cancel
+from tests.flow.test_continuation import SCRIPT, SHORT, Brief, OtherWeights, ask, published, start_path
+from tests.flow.test_failures import Gate, view_of
+from workers.generation.engine.fake import FakeEngine
+from workers.generation.planning import Planner
+
+
+class HeldPlanner(Planner):
+    """Makes `num_free` plans, and then holds."""
+
+    num_free: int
+    held: asyncio.Event
+
+    async def plan(self, *args: Any) -> Any:
+        if not self.num_free:
+            self.held.set()
+            await asyncio.Event().wait()
+        self.num_free -= 1
+        return await super().plan(*args)
+
+
+def held_planner(num_free: int) -> HeldPlanner:
+    planner = byte_planner()
+    planner.__class__ = HeldPlanner
+    assert isinstance(planner, HeldPlanner)
+    planner.num_free, planner.held = num_free, asyncio.Event()
+    return planner
+
+
+@pytest.mark.parametrize(("follower", "num_plans_before"), [(OtherWeights, 0), (Brief, 1)])
+async def test_a_cancel_after_the_text_was_voided_remembers_nothing_of_it(
+    follower: type[FakeEngine], num_plans_before: int
+) -> None:
+    gate = Gate(stop_at=9)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
+        await published(gea, 9)
+        await gea.kill("generation-1")
+        planner = held_planner(num_plans_before)
+        gea.planner = lambda: planner
+        await gea.start(Pool.GENERATION, "generation-2", follower(SCRIPT))
+        async with asyncio.timeout(5):
+            await planner.held.wait()
+            await gea.broker.until(lambda: not view_of(gea, "r-1").text())
+        cancel(gea, name="generation-2")
+        heard = await asking
+        assert heard.end is not None
+        assert (heard.end.status, heard.end.usage.completion_tokens) == (EndStatus.CANCELLED, 0)
+        assert (heard.texts[0], heard.num_resets) == ("", 1)
+        assert await gea.sessions().last_turns("default", "s", 1) == ()
