@@ -159,13 +159,16 @@ def end_place(entries: Sequence[Entry]) -> tuple[int, int] | None:
 
 
 def check_commits(received: Sequence[Received], audit: Audit, ends: Mapping[str, tuple[int, int]]) -> list[Problem]:
-    """Return the requests whose record was committed before they were answered or handed on.
+    """Return the requests of which every record was committed before they were answered or handed on.
 
-    `ends` is the place of each request's effective end: partition and offset in the token topic.
+    A router that dies may forward a request twice. The copy whose run is outranked ends in vain and is committed; the
+    other one stands for the request then. `ends` is the place of each request's effective end: partition and offset in
+    the token topic.
     """
     found = []
+    held = {record.request_id for record in received if record.offset >= audit.committed.get(record.place, 0)}
     for record in received:
-        if record.offset >= audit.committed.get(record.place, 0) or record.is_handed_on:
+        if record.request_id in held or record.is_handed_on:
             continue
         partition, offset = ends.get(record.request_id, (-1, 0))
         if offset >= audit.token_ends.get(partition, 0):

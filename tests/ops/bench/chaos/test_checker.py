@@ -193,6 +193,14 @@ def test_a_commit_behind_the_end_is_sound(committed: int, token_end: int) -> Non
     assert check_commits(received(), audit(committed, token_end), {"r": (0, 10)}) == []
 
 
+@pytest.mark.parametrize(("elsewhere", "expected"), [(7, []), (8, [Fault.LOST, Fault.LOST])], ids=["held", "committed"])
+def test_a_request_is_lost_only_once_all_its_copies_are_committed(elsewhere: int, expected: list[Fault]) -> None:
+    other = TopicPartition("t", 1)
+    copies = [*received(), Received(place=other, offset=7, request_id="r")]
+    looked = Audit(group="g", committed={PLACE: 5, other: elsewhere}, token_ends={0: 10})
+    assert [problem.fault for problem in check_commits(copies, looked, {"r": (0, 10)})] == expected
+
+
 def test_a_record_that_was_handed_on_may_be_committed_before_its_end() -> None:
     assert check_commits(received(is_handed_on=True), audit(5, 0), {}) == []
 
