@@ -229,6 +229,10 @@ class Installation:
         records = self.broker.records(TOKENS)
         return [decode_token(record) for record in records if record.key == request_id.encode()]
 
+    def num_held(self, name: str, request_id: str) -> int:
+        """Return how many records of a request a worker has begun with; one that waits for another counts too."""
+        return len(self.workers[name].cancellations._watched.get((request_id, "default"), ()))
+
     def sessions(self) -> SessionStore:
         """Return a view of the sessions."""
         return SessionStore(self.store)

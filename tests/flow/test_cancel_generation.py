@@ -347,7 +347,7 @@ async def test_a_copy_that_waits_for_the_run_of_a_cancelled_request_ends_with_it
         (first,) = gea.broker.records(GENERATION)
         producer = await gea.broker.producer()
         await producer.send(GENERATION, first.value, key=first.key, headers=first.headers, partition=first.partition)
-        await until(lambda: gea.workers["generation-1"].worker.status().requests_in_flight == 2)
+        await until(lambda: gea.num_held("generation-1", "r-1") == 2)
         cancel(gea)
         await check_cancelled(gea, (await asking).end)
 

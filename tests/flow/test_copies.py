@@ -152,7 +152,7 @@ async def test_a_copy_is_not_acknowledged_on_the_word_of_a_run_that_wrote_its_en
         await gate.reached.wait()  # its claim does not count, and it does not know
         (first,) = gea.broker.records(TOPIC)
         await producer.send(TOPIC, first.value, key=first.key, headers=first.headers, partition=first.partition)
-        await until(lambda: gea.workers["generation-1"].worker.status().requests_in_flight == 2)
+        await until(lambda: gea.num_held("generation-1", "r-1") == 2)
         gate.opened.set()
         await asking
         await all_committed(gea, TOPIC, Pool.GENERATION)

@@ -201,7 +201,7 @@ async def test_a_copy_that_waits_for_a_run_that_is_retried_takes_over_and_answer
         (first,) = gea.broker.records(GENERATION)
         producer = await gea.broker.producer()
         await producer.send(GENERATION, first.value, key=first.key, headers=first.headers, partition=first.partition)
-        await until(lambda: gea.workers["generation-1"].worker.status().requests_in_flight == 2)
+        await until(lambda: gea.num_held("generation-1", "r-1") == 2)
         gate.opened.set()
         heard = await asking
         assert (heard.texts[0], heard.num_resets) == (TEXT, 0)
