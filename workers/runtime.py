@@ -96,9 +96,10 @@ class Worker:
             await self._handler.start()
             while not stop.is_set():
                 async with Serving(self._make_consumer(), self._handler, on_handled=self._count) as serving:
-                    await serving.until(self._ready_until(serving.consumer, stop))
-                    if stop.is_set():
-                        await self._drain(serving)
+                    if await serving.join(stop):
+                        await serving.until(self._ready_until(serving.consumer, stop))
+                        if stop.is_set():
+                            await self._drain(serving)
                 self._heartbeat.beat()  # the partitions are given up now
                 if not stop.is_set():
                     await self._standby.until_fit(stop)
@@ -156,11 +157,13 @@ class Worker:
         succeeding = asyncio.create_task(self._succeed(consumer))
         tasks = (stopping, suspended, succeeding)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        for task in ended:
+            task.result()  # raises what crashed
 
     async def _succeed(self, consumer: PoolConsumer) -> None:
         """Take over from peers as soon as they have gone, not at the next heartbeat of the group."""

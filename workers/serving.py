@@ -40,7 +40,7 @@ class DrainLimits:
 
 
 class Serving:
-    """Hands a consumer's batches to the handler. `async with` joins and leaves; `until` raises what broke it."""
+    """Hands a consumer's batches to the handler, from `join` on. `async with` leaves; `until` raises what broke it."""
 
     def __init__(self, consumer: PoolConsumer, handler: Handler, *, on_handled: Callable[[int], None]) -> None:
         self.consumer = consumer
@@ -72,17 +72,30 @@ class Serving:
         finishing = asyncio.create_task(self.consumer.drain(left_s))
         handing_over = asyncio.create_task(self._until_somebody_waits(has_peers))
         try:
-            await asyncio.wait((finishing, handing_over, self._crash), return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait((finishing, handing_over, self._crash), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (finishing, handing_over):
                 task.cancel()
             await asyncio.gather(finishing, handing_over, return_exceptions=True)
-        if self._crash.done():
-            self._crash.result()
+        for each in ended:
+            each.result()
+
+    async def join(self, stop: asyncio.Event) -> bool:
+        """Join the group and begin to serve; False if `stop` came first, as it may while the broker is away."""
+        joining, stopping = asyncio.create_task(self.consumer.__aenter__()), asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not joining.done():
+                return False
+            joining.result()
+        finally:
+            for task in (joining, stopping):
+                task.cancel()
+            await asyncio.gather(joining, stopping, return_exceptions=True)
+        self._receiving = asyncio.create_task(self._receive())
+        return True
 
     async def __aenter__(self) -> Self:
-        await self.consumer.__aenter__()
-        self._receiving = asyncio.create_task(self._receive())
         return self
 
     async def __aexit__(

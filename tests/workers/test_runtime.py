@@ -12,6 +12,7 @@ import pytest
 from schemas.errors import ConfigError, EngineUnavailableError
 from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import TopicPartition
+from streams.consumer import PoolConsumer
 from streams.delivery import Delivery
 from streams.directory import Directory, Heartbeat
 from streams.memory import MemoryBroker
@@ -216,6 +217,36 @@ async def test_a_fault_that_no_record_is_to_blame_for_ends_the_worker_and_leaves
         with pytest.raises(EngineUnavailableError):
             await made.task
         assert made.broker.committed(GROUP, P0) is None
+
+
+async def test_a_stop_while_the_broker_is_away_and_the_group_cannot_be_joined_ends_the_worker() -> None:
+    broker, stop = MemoryBroker(), asyncio.Event()
+    await broker.create_topics(topic_specs(1))
+    outbox = Outbox(await broker.producer(), worker_id="w", num_token_partitions=1)
+    worker = Worker(broker, Gate(), outbox, worker_id="w", colour="blue", limits=LIMITS, heartbeat_s=0.05)
+    broker.down = True
+    task = asyncio.create_task(worker.run(stop))
+    await asyncio.sleep(0)
+    stop.set()
+    async with asyncio.timeout(5):
+        await task
+    assert not worker.ready.is_set()
+
+
+async def test_a_fault_in_following_the_group_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fault(_: PoolConsumer) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(PoolConsumer, "check_group", fault)
+    async with running(has_peer=True) as made:
+        gone = WorkerStatus(
+            worker_id="p2", pool=Pool.INTENT, colour="blue", state=WorkerState.READY, updated_ms=1, partitions=(1,)
+        )
+        async with Heartbeat(await made.broker.producer(), lambda: gone, interval_s=0.05):
+            await made.until(lambda: len(made.directory.workers()) == 3)
+        with pytest.raises(RuntimeError, match="a fault of ours"):
+            async with asyncio.timeout(5):
+                await made.task
 
 
 @pytest.mark.parametrize(("drain_s", "grace_s", "named"), [(0.0, 1.0, "drain_s"), (1.0, -1.0, "grace_s")])
