@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
-from schemas.errors import ConfigError, EngineUnavailableError
+from schemas.errors import BrokerUnavailableError, ConfigError, EngineUnavailableError
 from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import TopicPartition
 from streams.consumer import PoolConsumer
@@ -220,13 +221,19 @@ async def test_a_fault_that_no_record_is_to_blame_for_ends_the_worker_and_leaves
 
 
 async def test_a_stop_while_the_broker_is_away_and_the_group_cannot_be_joined_ends_the_worker() -> None:
-    broker, stop = MemoryBroker(), asyncio.Event()
+    refused = asyncio.Event()
+
+    class Away(MemoryBroker):
+        async def group_consumer(self, *_: Any, **__: Any) -> Any:
+            refused.set()
+            raise BrokerUnavailableError("away")
+
+    broker, stop = Away(), asyncio.Event()
     await broker.create_topics(topic_specs(1))
     outbox = Outbox(await broker.producer(), worker_id="w", num_token_partitions=1)
     worker = Worker(broker, Gate(), outbox, worker_id="w", colour="blue", limits=LIMITS, heartbeat_s=0.05)
-    broker.down = True
     task = asyncio.create_task(worker.run(stop))
-    await asyncio.sleep(0)
+    await refused.wait()
     stop.set()
     async with asyncio.timeout(5):
         await task
