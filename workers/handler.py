@@ -137,9 +137,9 @@ async def end_early(outbox: Outbox, delivery: Delivery, routed: RoutedRequest, e
 
 
 async def gather_all(*work: asyncio.Task[None]) -> None:
-    """Wait for all tasks, then raise the first failure that is no cancellation."""
+    """Wait for all tasks, or until one has failed: raise that failure, however long the others may take still."""
     if work:
-        await asyncio.wait(work)
-    for task in work:
+        await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
+    for task in (task for task in work if task.done()):
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error

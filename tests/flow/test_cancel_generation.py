@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from schemas.envelope import Reply
+from schemas.errors import EngineUnavailableError
 from schemas.tokens import Claim, End, EndStatus, Epoch, FinishReason, Kind, TokenRecord
 from schemas.worker import Pool
 from streams.client import GeaClient
@@ -246,6 +247,27 @@ async def test_a_request_that_another_run_holds_and_leaves_is_produced_again_aft
         assert (heard.texts[0], heard.num_resets) == (TEXT, 0)
         assert max(record.epoch.hop for record in gea.tokens_of("r-1")) == 1
         await all_committed(gea, GENERATION, Pool.GENERATION)
+
+
+async def test_an_engine_that_dies_ends_the_worker_though_a_request_of_the_batch_waits_for_another_run() -> None:
+    gate = Gate(stop_at=3)
+    engine = FakeEngine(SCRIPT, pause=gate)
+    async with installation() as gea, gea.client() as client:
+        gea.lease_s = 3_600
+        await gea.start(Pool.ROUTER, "router-1")
+        asking = [asyncio.create_task(client.complete("tell me", request_id=f"r-{n}", **SHORT)) for n in (1, 2)]
+        await gea.broker.until(lambda: len(gea.broker.records(GENERATION)) == 2)
+        await claimed_by_another(gea)
+        running = await gea.start(Pool.GENERATION, "generation-1", engine)
+        await gate.reached.wait()
+        await gea.broker.until(lambda: len(gea.tokens_of("r-1")) == 2)
+        engine.die("the device is gone")
+        with pytest.raises(EngineUnavailableError, match="the device is gone"):
+            async with asyncio.timeout(5):
+                await running.task
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
 
 
 async def test_a_request_that_another_run_ends_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
