@@ -56,7 +56,7 @@ class Draft:
     def publish(self, now_ms: int) -> None:
         """Note the time of a chunk that readers did not have."""
         if self.last_token_ms:
-            self.gaps_ms.append(now_ms - self.last_token_ms)
+            self.gaps_ms.append(max(0, now_ms - self.last_token_ms))  # a clock may be set back
         self.first_token_ms = self.first_token_ms or now_ms
         self.last_token_ms = now_ms
 
@@ -107,7 +107,7 @@ def end_of(draft: Draft, identity: EngineIdentity, now_ms: int) -> End:
 
 def broken_end(routed: RoutedRequest, error: GeaError, now_ms: int) -> End:
     """Return the end of a run that `error` broke off: as cancelled if it is that, else as failed."""
-    return msgspec.structs.replace(early_end(error), timings=Timings(total_ms=float(now_ms - routed.received_ms)))
+    return msgspec.structs.replace(early_end(error), timings=Timings(total_ms=_since_receipt(routed, now_ms)))
 
 
 def passages_of(routed: RoutedRequest) -> tuple[Passage, ...]:
@@ -133,10 +133,15 @@ def _timings(draft: Draft, finished: Finished, now_ms: int) -> Timings:
         intent_ms=routed.intent.took_ms if routed.intent else 0.0,
         retrieval_ms=routed.retrieval.took_ms if routed.retrieval else 0.0,
         prefill_ms=finished.prefill_ms,
-        ttft_ms=float(max(0, draft.first_token_ms - routed.received_ms)),
+        ttft_ms=_since_receipt(routed, draft.first_token_ms),
         decode_ms=finished.decode_ms,
-        total_ms=float(now_ms - routed.received_ms),
+        total_ms=_since_receipt(routed, now_ms),
     )
+
+
+def _since_receipt(routed: RoutedRequest, at_ms: int) -> float:
+    """Return the milliseconds since the router's receipt: not below 0, though its clock may be ahead of ours."""
+    return float(max(0, at_ms - routed.received_ms))
 
 
 def _explanation(draft: Draft) -> Explanation | None:

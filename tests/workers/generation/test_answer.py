@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import msgspec
+
 from schemas.envelope import Origin, Reply, RoutedRequest
-from schemas.request import GenerationRequest
+from schemas.errors import InternalError
+from schemas.request import GenerationRequest, Strategy
 from schemas.retrieval import Passage, RetrievalResult
-from workers.generation.answer import passages_of
+from schemas.tokens import FinishReason, Usage
+from workers.generation.answer import Draft, broken_end, end_of, passages_of
+from workers.generation.engine.fake import FakeEngine
+from workers.generation.engine.protocol import ChoiceEnd, Finished, SamplingParams
+from workers.generation.strategies import Plan
 
 
 def routed(passages: tuple[Passage, ...] | None, found: tuple[Passage, ...] = ()) -> RoutedRequest:
@@ -28,3 +35,15 @@ def test_passages_are_those_of_the_client_else_those_that_were_found() -> None:
     found = (Passage(text="f", passage_id="found"),)
     assert passages_of(routed(None, found)) == found
     assert passages_of(routed((), found)) == ()
+
+
+def test_no_time_is_below_zero_though_the_routers_clock_is_ahead_and_ours_is_set_back() -> None:
+    ahead = msgspec.structs.replace(routed(None), received_ms=10_000)
+    draft = Draft(routed=ahead, plan=Plan(strategy=Strategy.DIALOGUE, sampling=SamplingParams()))
+    for now_ms in (9_000, 9_500, 9_400):
+        draft.publish(now_ms)
+    end = ChoiceEnd(index=0, finish_reason=FinishReason.STOP, num_tokens=1, stop_reason=None)
+    draft.finished = Finished(choices=(end,), usage=Usage())
+    timings = end_of(draft, FakeEngine().identity, 9_400).timings
+    assert (timings.ttft_ms, timings.total_ms, draft.gaps_ms) == (0.0, 0.0, [500, 0])
+    assert broken_end(ahead, InternalError("x"), 9_400).timings.total_ms == 0.0
