@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from schemas.codec import unpack
-from schemas.envelope import REQUEST_ID, ROUTED_TYPE, RoutedRequest, check_type, header
+from schemas.envelope import REQUEST_ID, ROUTED_TYPE, Reply, RoutedRequest, check_type, header
 from schemas.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -98,6 +98,17 @@ async def refuse_record(outbox: Outbox, delivery: Delivery, error: GeaError) -> 
     if request_id is not None:
         await outbox.end(outbox.default_reply(request_id), request_id, error, epoch=refusal_epoch(delivery))
     delivery.done()
+
+
+async def refuse_id_in_use(outbox: Outbox, delivery: Delivery, request_id: str, reply: Reply, owner: Reply) -> None:
+    """Put a record aside whose id is another tenant's, and end it where its readers have a place of their own.
+
+    At the owner's place that end would stand in the owner's stream.
+    """
+    error = InvalidRequestError("request_id: in use by another tenant", field="request_id")
+    await outbox.dead_letter(delivery.record, error)
+    if (reply.topic, reply.partition) != (owner.topic, owner.partition):
+        await outbox.end(reply, request_id, error, epoch=refusal_epoch(delivery))
 
 
 def request_id_of(record: Record) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from schemas.codec import pack, unpack
 from schemas.envelope import HOP, Headers, Reply, RoutedRequest
@@ -15,8 +16,9 @@ from streams.broker import Producer, Record
 from streams.cancellations import Cancellations
 from streams.delivery import Delivery, Ownership
 from streams.routing import murmur2_partition
+from streams.token_reader import decode_token
 from streams.token_record import send_token
-from streams.topics import TOKENS, pool_group, pool_topic
+from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_group, pool_topic
 from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
 from tests.flow.test_failures import TEXT, Gate, all_committed, dead_letters, send_raw, view_of
 from tests.streams.token_fakes import until
@@ -138,6 +140,29 @@ async def test_without_the_store_another_tenants_repeat_gets_nothing_of_the_stre
         await all_committed(gea, TOPIC, Pool.GENERATION)
         assert [letter.code for letter in dead_letters(gea)] == ["invalid_request"]
         assert not any(record.kind is Kind.SEE for record in gea.tokens_of("r-1"))
+
+
+@pytest.mark.parametrize("is_store_down", [False, True])
+async def test_another_tenants_repeat_ends_where_its_own_readers_stand(is_store_down: bool) -> None:
+    other = 1 - murmur2_partition(b"r-1", NUM_PARTITIONS)
+    gate = Gate(stop_at=10)
+    async with installation() as gea, gea.client() as client:
+        await gea.start_all(FakeEngine(TEXT, pause=gate))
+        gea.store.down = is_store_down
+        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
+        await gate.reached.wait()
+        await another_router(gea)
+        body = pack(GenerationRequest(prompt="tell me", **DIALOGUE))
+        await send_raw(gea, body, [("request_id", "r-1"), ("tenant", "other"), ("reply_partition", str(other))])
+        await gea.broker.until(lambda: len(gea.broker.records(TOPIC if is_store_down else DEAD_LETTER)) > is_store_down)
+        gate.opened.set()
+        assert (await asking).text == TEXT
+        await all_committed(gea, TOPIC, Pool.GENERATION)
+        await all_committed(gea, REQUESTS, Pool.ROUTER)
+        ends = [record.end for record in map(decode_token, gea.broker.records(TOKENS)) if record.end is not None]
+        (failure,) = (end.failure for end in ends if end.failure is not None)
+        assert failure.field == "request_id"
+        assert view_of(gea, "r-1").is_ended
 
 
 async def test_a_copy_is_not_acknowledged_on_the_word_of_a_run_that_wrote_its_end_in_vain() -> None:

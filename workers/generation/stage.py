@@ -39,7 +39,7 @@ from workers.generation.probe import probe_engine
 from workers.generation.run import Parts, Run
 from workers.generation.settling import HandOn, hand_on, settle
 from workers.generation.takeover import OutrankedError
-from workers.handler import decode_routed, epoch_of, gather_all, refusal_epoch, refuse_record
+from workers.handler import decode_routed, epoch_of, gather_all, refusal_epoch, refuse_id_in_use, refuse_record
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
 
@@ -174,8 +174,8 @@ class GenerationHandler:
                 running.outranked.set()
             if await asyncio.shield(running.has_ended):
                 if routed.tenant != running.routed.tenant:
-                    in_use = InvalidRequestError("request_id: in use by another tenant", field="request_id")
-                    await self._outbox.dead_letter(delivery.record, in_use)
+                    owner = running.routed.reply
+                    await refuse_id_in_use(self._outbox, delivery, routed.request_id, received.reply, owner)
                     delivery.done()
                     return
                 routed = await self._joined(delivery, routed, running.routed)

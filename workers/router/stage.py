@@ -33,7 +33,7 @@ from streams.delivery import Delivery
 from streams.directory import Directory
 from streams.session import Marker, SessionStore
 from streams.telemetry import bind_request, child_traceparent
-from workers.handler import gather_all, refusal_epoch, refuse_record, request_id_of
+from workers.handler import gather_all, refusal_epoch, refuse_id_in_use, refuse_record, request_id_of
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits, check_load, deadline_of, load_of, read_request, reply_of, stamp
 from workers.router.cost import estimate_tokens
@@ -204,9 +204,7 @@ class RouterHandler:
 
     async def _point(self, delivery: Delivery, headers: RequestHeaders, reply: Reply, known: Marker) -> None:
         if known.tenant != headers.tenant:
-            await self._outbox.dead_letter(
-                delivery.record, InvalidRequestError("request_id: in use by another tenant", field="request_id")
-            )
+            await refuse_id_in_use(self._outbox, delivery, headers.request_id, reply, known.reply)
             return
         log.info("repeat", origin_partition=known.origin.partition, origin_offset=known.origin.offset)
         see = See(topic=known.reply.topic, partition=known.reply.partition, offset=known.reply.start)
