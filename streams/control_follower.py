@@ -16,7 +16,7 @@ from typing import Self
 import structlog
 
 from schemas.control import ControlKind
-from schemas.errors import BrokerUnavailableError
+from schemas.errors import BrokerUnavailableError, ConfigError
 from streams.broker import Broker, Record, TopicPartition
 from streams.cancellations import Cancellations
 from streams.clock import now_ms
@@ -106,6 +106,6 @@ class ControlFollower:
         asked_at = time.monotonic()
         try:
             ends = await self._follower.end_offsets()
-        except BrokerUnavailableError:
+        except (BrokerUnavailableError, ConfigError):
             return None
         return ends if time.monotonic() - asked_at <= MAX_ANSWER_S else None

@@ -15,7 +15,7 @@ from typing import Protocol, Self
 
 import structlog
 
-from schemas.errors import BrokerUnavailableError, GeaError, StreamExpiredError, UnavailableError
+from schemas.errors import BrokerUnavailableError, ConfigError, GeaError, StreamExpiredError, UnavailableError
 from streams.broker import Broker, LogReader, Record, TopicPartition
 
 POLL_MS = 500
@@ -128,7 +128,7 @@ class TopicFollower:
             except StreamExpiredError as error:
                 log.warning("followed_topic_expired", topic=self.topic, reason=error.message)
                 await self._begin_anew()
-            except UnavailableError as error:
+            except (UnavailableError, ConfigError) as error:  # a refusal may pass as well, as a right that comes late
                 if self.is_reading or not self.caught_up.is_set():
                     log.warning("followed_topic_unavailable", topic=self.topic, reason=error.message)
                 self.is_reading = False

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from schemas.errors import BrokerUnavailableError, DecodeError
+from schemas.errors import BrokerUnavailableError, ConfigError, DecodeError
 from streams.broker import Record
 from streams.follower import Start, TopicFollower
 from streams.memory import MemoryBroker
+from streams.memory_clients import MemoryReader
 from streams.topics import ROUTES, topic_specs
 from tests.streams.token_fakes import broker_with_topics, until
 
@@ -66,6 +68,21 @@ async def test_after_an_outage_it_goes_on_where_it_stood() -> None:
         broker.down = False
         append(broker, b"2")
         await until(lambda: seen.values == [b"1", b"2"])
+        assert follower.is_reading
+
+
+async def test_a_refusal_that_passes_does_not_end_the_following(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker, seen = await broker_with_topics(), Seen()
+    async with TopicFollower(broker, ROUTES, seen) as follower:
+        with monkeypatch.context() as patch:
+
+            async def refuse(*_: Any, **__: Any) -> Any:
+                raise ConfigError("poll: Kafka refuses us")
+
+            patch.setattr(MemoryReader, "poll", refuse)
+            append(broker, b"1")
+            await until(lambda: not follower.is_reading)
+        await until(lambda: seen.values == [b"1"])
         assert follower.is_reading
 
 

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Protocol
 
 from schemas.envelope import RoutedRequest
-from schemas.errors import UnavailableError
+from schemas.errors import ConfigError, UnavailableError
 from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import Broker
 from streams.topics import pool_topic
@@ -61,7 +61,7 @@ class PartitionCounts:
     async def _ask(self, topic: str) -> None:
         try:
             count = await self._broker.partitions(topic)
-        except UnavailableError:
+        except (UnavailableError, ConfigError):
             count = 0
         finally:
             self._asking.pop(topic, None)  # the next request asks again where there is no answer

@@ -144,7 +144,7 @@ class RouteFollower:
         for pool, table in list(self._book.offered.items()):
             try:
                 missing = await self._missing(table)
-            except UnavailableError as error:
+            except (UnavailableError, ConfigError) as error:
                 log.warning("routes_unchecked", pool=pool, reason=error.message)
                 continue
             if self._book.offered.get(pool) is table:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import structlog
 
-from schemas.errors import UnavailableError
+from schemas.errors import ConfigError, UnavailableError
 from streams.broker import Broker, LogReader, Record, TopicPartition
 
 REFRESH_S = 2.0
@@ -67,7 +67,7 @@ class StreamEnds:
     async def _try_refresh(self) -> None:
         try:
             await self._refresh()
-        except UnavailableError as error:
+        except (UnavailableError, ConfigError) as error:
             log.warning("stream_ends_stale", reason=error.message)
             await self._close_reader()
 
