@@ -72,16 +72,18 @@ async def test_after_an_outage_it_goes_on_where_it_stood() -> None:
 
 
 async def test_a_refusal_that_passes_does_not_end_the_following(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker, seen = await broker_with_topics(), Seen()
+    broker, seen, refused = await broker_with_topics(), Seen(), asyncio.Event()
+
+    async def refuse(*_: Any, **__: Any) -> Any:
+        refused.set()
+        raise ConfigError("poll: Kafka refuses us")
+
     async with TopicFollower(broker, ROUTES, seen) as follower:
         with monkeypatch.context() as patch:
-
-            async def refuse(*_: Any, **__: Any) -> Any:
-                raise ConfigError("poll: Kafka refuses us")
-
             patch.setattr(MemoryReader, "poll", refuse)
-            append(broker, b"1")
+            await refused.wait()
             await until(lambda: not follower.is_reading)
+        append(broker, b"1")
         await until(lambda: seen.values == [b"1"])
         assert follower.is_reading
 
