@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 
 import structlog
 
@@ -53,11 +52,21 @@ class Standby:
     async def until_fit(self, stop: asyncio.Event) -> None:
         """Probe with growing pauses; return when the worker may take work again, or is to stop."""
         self._pace.suspend(_now())
-        while not stop.is_set():
-            await self._pause(self._pace.next_delay_s(), stop)
-            if stop.is_set() or await self._is_fit():
-                break
+        recovering, stopping = asyncio.create_task(self._until_fit()), asyncio.create_task(stop.wait())
+        try:
+            ended, _ = await asyncio.wait((recovering, stopping), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (recovering, stopping):  # a stop waits for no probe: that may hang
+                task.cancel()
+            await asyncio.gather(recovering, stopping, return_exceptions=True)
+        for each in ended:
+            each.result()  # raises what crashed
         self._pace.come_back(_now())
+
+    async def _until_fit(self) -> None:
+        await self._pause(self._pace.next_delay_s())
+        while not await self._is_fit():
+            await self._pause(self._pace.next_delay_s())
 
     async def _announce(self, reason: str) -> bool:
         """Say that we are out and listen whether another one has said it at the same moment; False to go on."""
@@ -69,13 +78,11 @@ class Standby:
         self._enter(WorkerState.READY, "")
         return False
 
-    async def _pause(self, delay_s: float, stop: asyncio.Event) -> None:
+    async def _pause(self, delay_s: float) -> None:
         """Wait; shorter if the pool needs us."""
         deadline = _now() + delay_s
-        while not stop.is_set() and _now() < deadline and not self._is_needed():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(self._interval_s, deadline - _now())):
-                    await stop.wait()
+        while (left_s := deadline - _now()) > 0 and not self._is_needed():  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(min(self._interval_s, left_s))
 
     async def _is_fit(self) -> bool:
         if self._is_needed():

@@ -168,12 +168,11 @@ async def test_with_peers_what_still_comes_is_served_for_a_while() -> None:
 
 
 async def test_without_peers_nothing_more_is_taken_and_the_end_is_quick() -> None:
-    async with running(grace_s=5) as made:
+    async with running(grace_s=3_600, drain_s=3_600) as made:
         made.handler.is_open.set()
-        began = asyncio.get_running_loop().time()
         made.stop.set()
-        await made.task
-        assert asyncio.get_running_loop().time() - began < 1
+        async with asyncio.timeout(10):
+            await made.task
 
 
 async def test_with_peers_long_work_is_handed_over_as_soon_as_somebody_waits_behind_it() -> None:
@@ -207,7 +206,7 @@ async def test_a_broker_that_is_away_at_the_stop_does_not_hold_it_up(has_peer: b
         await made.until(lambda: len(made.handler.taken) == 1)
         made.broker.down = True
         made.stop.set()
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(10):
             await made.task
 
 

@@ -104,3 +104,19 @@ async def test_a_stop_ends_the_waiting() -> None:
     stop.set()
     async with asyncio.timeout(5):
         await waiting
+
+
+async def test_a_stop_waits_for_no_probe() -> None:
+    probing, stop = asyncio.Event(), asyncio.Event()
+
+    class Hanging(Scene):
+        async def probe(self) -> float | None:
+            probing.set()
+            await asyncio.Event().wait()
+            return None
+
+    waiting = asyncio.create_task(Hanging().standby().until_fit(stop))
+    await probing.wait()
+    stop.set()
+    async with asyncio.timeout(5):
+        await waiting
