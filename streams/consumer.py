@@ -57,8 +57,7 @@ class PoolConsumer:
         self._waiting: deque[Delivery] = deque()
         self._wakeup = asyncio.Event()
         self._is_draining = False
-        self._num_delivered = self._num_committed = 0
-        self._num_rebuilds = self._num_fruitless = 0
+        self._num_delivered = self._num_committed = self._num_rebuilds = self._num_fruitless = 0
         self._outcomes = Outcomes()
 
     # The stream of work.
@@ -151,21 +150,22 @@ class PoolConsumer:
     # One stay after another.
 
     async def _supervise(self, membership: Membership) -> None:
-        """Keep a working membership until cancelled: one that is stuck is left, and another one joins."""
-        while True:
+        """Keep a working membership: one that is stuck is left, and another one joins, unless we drain."""
+        while not self._is_draining:
             stuck = await self._until_stuck(membership)
             log.error("consumer_stuck", group=self._group, symptom=stuck, num_in_flight=membership.num_in_flight)
             self._num_fruitless = 0 if membership.has_received else min(self._num_fruitless + 1, MAX_FRUITLESS)
             self._num_rebuilds += 1
             membership.lose()  # a stuck client commits nothing; whoever is given the partitions goes on
             await self._leave()
-            membership = self._membership = await self._rejoined()
+            if not self._is_draining:
+                membership = self._membership = await self._rejoined()
 
     async def _until_stuck(self, membership: Membership) -> Stuck:
         """Poll, commit and watch. Raises what crashed."""
         polling = self._task(self._poll_forever(membership))
         committing = self._task(self._commit_forever(membership))
-        watching = self._task(self._watch(membership))
+        watching: asyncio.Task[Stuck] = self._task(self._watch(membership))
         tasks = (polling, committing, watching)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -176,8 +176,7 @@ class PoolConsumer:
         for task in tasks:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
-        stuck: Stuck = watching.result() if watching.done() and not watching.cancelled() else Stuck.DEAD
-        return stuck
+        return watching.result() if watching.done() and not watching.cancelled() else Stuck.DEAD
 
     async def _join(self) -> Membership:
         membership = Membership(
@@ -204,6 +203,7 @@ class PoolConsumer:
         """Leave the group. Once begun it goes on, whoever is cancelled meanwhile."""
         membership, self._membership = self._membership, None
         self._waiting.clear()
+        self._wakeup.set()  # nothing is in work any more
         if membership is not None:
             self._leaving = self._task(membership.close())
             await asyncio.shield(self._leaving)
@@ -276,8 +276,6 @@ class PoolConsumer:
 
     def _on_done(self, delivery: Delivery) -> None:
         self._outcomes.add(delivery, asyncio.get_running_loop().time())
-        if self._membership is not None:
-            self._membership.note_done()
         self._wakeup.set()
 
     async def _settle(self) -> None:

@@ -100,6 +100,23 @@ async def test_work_of_a_stuck_member_is_cancelled_and_taken_over() -> None:
         await asyncio.gather(work, return_exceptions=True)
 
 
+async def test_a_member_that_dies_while_it_drains_is_not_replaced_and_its_work_is_not_waited_for() -> None:
+    broker = await broker_with()
+    await produce(broker, 1)
+    async with consumer(broker) as pool:
+        await take(pool.batches(), 1)
+        draining = asyncio.create_task(pool.drain(3_600))
+        await until(broker, lambda: broker.members("a")[0]._log.paused == {P0})
+        (old,) = broker.members("a")
+        die(old)
+        async with asyncio.timeout(5):
+            await draining
+        await until(broker, lambda: not broker.members("a"))
+        assert pool.statistics().num_in_flight == 0
+    assert broker.committed(GROUP, P0) is None
+    assert broker.group(GROUP).generation == 2  # it joined and it left
+
+
 async def test_a_busy_a_paused_and_an_idle_member_are_not_stuck() -> None:
     broker = await broker_with()
     await produce(broker, 3)
