@@ -60,8 +60,6 @@ class PoolConsumer:
         self._num_delivered = self._num_committed = self._num_rebuilds = self._num_fruitless = 0
         self._outcomes = Outcomes()
 
-    # The stream of work.
-
     async def batches(self) -> AsyncIterator[Sequence[Delivery]]:
         """Yield batches of 1 to `batch_size` deliveries until the consumer drains or closes.
 
@@ -159,6 +157,7 @@ class PoolConsumer:
             membership.lose()  # a stuck client commits nothing; whoever is given the partitions goes on
             await self._leave()
             if not self._is_draining:
+                await asyncio.sleep(RETRY_S * (2**self._num_fruitless - 1) / 2)  # each join halts the whole group
                 membership = self._membership = await self._rejoined()
 
     async def _until_stuck(self, membership: Membership) -> Stuck:

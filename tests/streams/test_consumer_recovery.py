@@ -10,7 +10,7 @@ import pytest
 
 from schemas.errors import BrokerUnavailableError
 from streams.broker import TopicPartition
-from streams.consumer import Delivery, PoolConsumer
+from streams.consumer import RETRY_S, Delivery, PoolConsumer
 from streams.memory import MemoryBroker
 from streams.memory_clients import MemoryGroupConsumer
 from streams.settings import ConsumerLimits
@@ -179,6 +179,26 @@ async def test_where_replacing_does_not_help_it_is_tried_less_and_less_often() -
                 forget_positions(member)
             await broker.wait(0.001)
         assert asyncio.get_running_loop().time() - begun > 0.04 * (1 + 2 + 4)
+
+
+async def test_members_that_die_at_once_do_not_keep_the_group_rebalancing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(MemoryGroupConsumer, "is_alive", lambda _: False)
+    broker = await broker_with()
+    async with consumer(broker) as pool:
+        monkeypatch.setattr("streams.consumer.asyncio.sleep", noted)
+        await until(broker, lambda: pool.statistics().num_rebuilds == 8)
+        monkeypatch.undo()
+    waited = [pause for pause in pauses if pause >= RETRY_S / 2]
+    assert waited == sorted(waited)
+    assert waited[:3] == [RETRY_S / 2, RETRY_S * 1.5, RETRY_S * 3.5]
+    assert waited[-1] < 60
 
 
 async def test_nothing_is_handed_out_while_the_lease_is_in_doubt() -> None:
