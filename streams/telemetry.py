@@ -20,6 +20,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from schemas.errors import ConfigError
+from streams.log_pace import LogPace
 
 TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -66,6 +67,7 @@ def configure_logging(level: str = "info", *, stream: TextIO | None = None, **fi
     )
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(formatter)
+    handler.addFilter(LogPace())
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(level.upper())

@@ -71,6 +71,12 @@ def test_events_of_libraries_and_exceptions_are_json_too(lines: io.StringIO) -> 
     assert "ValueError: why" in str(broken["exception"])
 
 
+def test_a_kafka_client_without_kafka_does_not_fill_the_log(lines: io.StringIO) -> None:
+    for _ in range(400):
+        logging.getLogger("aiokafka").error("Unable connect to node with id %s", 1)
+    assert len(events(lines)) == 1
+
+
 def test_an_unknown_level_is_named() -> None:
     with pytest.raises(ConfigError, match="log_level"):
         configure_logging("loud")
