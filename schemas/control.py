@@ -39,3 +39,5 @@ def check_control(control: Control) -> None:
         raise InvalidRequestError(
             f"reason: {len(control.reason)} characters, at most {MAX_REASON_CHARS} are allowed", field="reason"
         )
+    if not control.reason.isprintable():  # readers, logs and terminals show it
+        raise InvalidRequestError("reason: only printable characters on one line are allowed", field="reason")

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from uuid import uuid4
 
-from schemas.control import MAX_REASON_CHARS, ControlKind
-from schemas.errors import BrokerUnavailableError, ConfigError, InvalidRequestError
+from schemas.control import Control, ControlKind, check_control
+from schemas.errors import BrokerUnavailableError, ConfigError
 from schemas.request import RANGES, GenerationRequest, Message, check_id, validate
 from streams.answer import Answer, ChunkStream, OpenStream, StreamPosition
 from streams.broker import Broker, TopicPartition
@@ -149,6 +149,7 @@ class GeaClient:
         ResponseTimeoutError if no end came.
         """
         check_id("request_id", request_id)
+        check_seconds("timeout_s", timeout_s)
         _check_lease(reader_lease_s)
 
         async def open_() -> OpenStream:
@@ -161,11 +162,10 @@ class GeaClient:
         """Have a request of our tenant stopped, wherever it is: its stream ends with status `cancelled`.
 
         Returns when Kafka has taken it. It may come before the request itself; for one that has ended or is unknown it
-        does nothing. Raises InvalidRequestError for a reason of more than 256 characters, BrokerUnavailableError.
+        does nothing. Raises InvalidRequestError for a reason of more than 256 characters or with one that is not printable,
+        BrokerUnavailableError.
         """
-        check_id("request_id", request_id)
-        if len(reason) > MAX_REASON_CHARS:
-            raise InvalidRequestError(f"reason: at most {MAX_REASON_CHARS} characters are allowed", field="reason")
+        check_control(Control(kind=ControlKind.CANCEL, request_id=request_id, reason=reason))
         await self._cancel(request_id, reason, self._settings.connect_s)
 
     def statistics(self) -> dict[str, int]:

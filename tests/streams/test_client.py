@@ -172,6 +172,13 @@ async def test_a_replay_whose_start_has_expired_says_so() -> None:
             await client.replay(answer.request_id, position=answer.position).answer()
 
 
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf")])
+async def test_a_replay_that_could_wait_for_ever_or_not_at_all_is_refused_with_the_range(timeout_s: float) -> None:
+    async with GeaClient(await broker_with_topics(), FAST) as client:
+        with pytest.raises(ConfigError, match=r"timeout_s: .* is not allowed: above 0 to 86400"):
+            client.replay("r1", timeout_s=timeout_s)
+
+
 async def test_an_unknown_request_cannot_be_replayed() -> None:
     broker = await broker_with_topics()
     async with GeaClient(broker, FAST) as client:

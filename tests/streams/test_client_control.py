@@ -53,7 +53,16 @@ async def test_a_cancel_says_which_request_of_which_tenant_and_why() -> None:
     assert broker.records(CONTROL)[0].key == b"r-1"
 
 
-@pytest.mark.parametrize(("request_id", "reason", "field"), [("no good", "", "request_id"), ("r", "x" * 257, "reason")])
+@pytest.mark.parametrize(
+    ("request_id", "reason", "field"),
+    [
+        ("no good", "", "request_id"),
+        ("r", "x" * 257, "reason"),
+        ("r", "two\nlines", "reason"),
+        ("r", "red \x1b[31m", "reason"),
+        ("r", "\udcff", "reason"),
+    ],
+)
 async def test_a_cancel_that_cannot_count_is_refused_before_it_is_sent(
     request_id: str, reason: str, field: str
 ) -> None:
