@@ -12,12 +12,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import structlog
+
 from schemas.errors import RequestCancelledError
 from streams.expiring import ExpiringMap
 from streams.leases import LeaseWatch
 from streams.settings import check_range
 
 Key = tuple[str, str]  # request_id, tenant
+
+log = structlog.get_logger(__name__)
 
 MAX_AGE_S = 3_600.0
 MAX_IDS = 100_000  # about 20 MB; a cancel that is pushed out has been overtaken by so many younger ones
@@ -84,4 +88,5 @@ class Cancellations:
         return {"cancelled": len(self._reasons), "watched": len(self._watched), **self.leases.statistics()}
 
     def _lapse(self, key: Key) -> None:
+        log.info("reader_gone", request_id=key[0], tenant=key[1])
         self.cancel(*key, "reader is gone")

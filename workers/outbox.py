@@ -128,7 +128,6 @@ class Outbox:
         """Put a record that cannot succeed aside, as it came."""
         if self.metrics is not None:
             self.metrics.dead_letters.inc()
-        log.warning("dead_letter", code=error.code, reason=error.message, topic=record.topic, offset=record.offset)
         await until_sent(lambda: dead_letter(self.producer, record, error, self.worker_id))
 
 
