@@ -107,6 +107,12 @@ class RouterSection(_Section, frozen=True, kw_only=True):
     tenant_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
     max_tokens_in_flight_per_worker: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] = 16_384
 
+    def __post_init__(self) -> None:
+        if self.deadline_s > self.max_deadline_s:
+            raise ValueError(
+                f"deadline_s: {self.deadline_s:g} is not allowed: at most max_deadline_s, {self.max_deadline_s:g}"
+            )
+
 
 class IntentSection(_Section, frozen=True, kw_only=True):
     """The intent pool. `head` is a folder with trained weights; None takes those that ship with GEA."""
@@ -231,6 +237,10 @@ class OutlierSection(_Section, frozen=True, kw_only=True):
     probe_s: Seconds = 5.0
     max_probe_s: Seconds = 300.0
 
+    def __post_init__(self) -> None:
+        if self.probe_s > self.max_probe_s:
+            raise ValueError(f"probe_s: {self.probe_s:g} is not allowed: at most max_probe_s, {self.max_probe_s:g}")
+
 
 class LoggingSection(_Section, frozen=True, kw_only=True):
     """Structured logs: one JSON object a line on stderr."""
@@ -274,7 +284,15 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
         return msgspec.convert(tree, Settings)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$.")
-        raise ConfigError(f"configuration: {place.rstrip('`') or 'top level'}: {message}") from error
+        place = place.rstrip("`")
+        raise ConfigError(f"configuration: {place or 'top level'}: {message}{_choices(place)}") from error
+
+
+def _choices(place: str) -> str:
+    """Return what a key takes that takes only a few words."""
+    found = _find(Settings, place.replace(".", "_"))
+    kind = found[1] if found else None
+    return f": {', '.join(kind)}" if isinstance(kind, type) and issubclass(kind, StrEnum) else ""
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -101,6 +101,19 @@ def test_variable_that_names_no_key_stops_the_start(name: str) -> None:
         load_settings(None, {name: "1"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("GEA_ROUTER_DEADLINE_S", "7200", r"router: deadline_s: 7200 .* at most max_deadline_s, 3600"),
+        ("GEA_OUTLIER_PROBE_S", "900", r"outlier: probe_s: 900 .* at most max_probe_s, 300"),
+        ("GEA_ROUTER_PLACEMENT", "random", r"router.placement: .*'random': round_robin, least_load"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named_with_what_does(name: str, value: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_settings(None, {name: value})
+
+
 def test_variable_with_a_bad_value_names_the_key() -> None:
     with pytest.raises(ConfigError, match=r"batching\.batch_size"):
         load_settings(None, {"GEA_BATCHING_BATCH_SIZE": "-1"})
