@@ -70,8 +70,9 @@ def find_connection(
     is_explicit = config is not None or BOOTSTRAP_VARIABLE in environ
     stack = None if kafka or is_explicit else _stack(name, is_trusted)
     if kafka is None and not is_explicit and stack is None:
-        which = "No stack" if name == DEFAULT_NAME else f"No stack {name!r}"
-        raise CommandError(f"{which} is running: start one with `gea up`, or name a broker with --kafka host:port")
+        which, other = ("No stack", "") if name == DEFAULT_NAME else (f"No stack {name!r}", f" --name {name}")
+        why = f"{which} is running: start one with `gea up{other}`, or name a broker with --kafka host:port"
+        raise CommandError(why)
     if stack is not None and stack.config:
         config = Path(stack.config)
     settings = load_settings(config or DEV_CONFIG, environ)

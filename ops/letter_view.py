@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from rich.markup import escape
 from rich.table import Table
 
-from ops.terminal import printable
+from ops.terminal import printable, safe_markup
 from schemas.codec import unpack_map
 from schemas.errors import DecodeError
 
@@ -48,7 +47,9 @@ def row_of(stored: Stored, redriven: Redriven | None) -> dict[str, Any]:
 
 def table_of(letters: Sequence[Stored], redriven: Mapping[str, Redriven], now_ms: int) -> Table:
     """Return a table of letters."""
-    table = Table("place", "age", "code", "reason", "request", "origin", "bytes", "redriven as")
+    table = Table()
+    for column in ("place", "age", "code", "reason", "request", "origin", "bytes", "redriven as"):
+        table.add_column(column, overflow="fold")  # what stands here is given to other commands: nothing is cut off
     for stored in letters:
         letter = stored.letter
         note = redriven.get(stored.place)
@@ -62,7 +63,7 @@ def table_of(letters: Sequence[Stored], redriven: Mapping[str, Redriven], now_ms
             _size(letter),
             (note.request_id or note.topic) if note else "",
         )
-        table.add_row(*(escape(printable(cell)) for cell in cells))
+        table.add_row(*map(safe_markup, cells))
     return table
 
 

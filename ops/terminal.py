@@ -43,7 +43,7 @@ class Reporter:
     def step(self, name: str, text: str = "", seconds: float | None = None) -> None:
         """One thing is done."""
         took = f"[dim]{seconds:6.1f} s[/]" if seconds is not None else ""
-        self._console.print(f"[green]✓[/] {escape(name):<28} {escape(text):<34} {took}".rstrip())
+        self._console.print(f"[green]✓[/] {_shown(name):<28} {_shown(text):<34} {took}".rstrip())
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
@@ -56,21 +56,21 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Something worth knowing."""
-        self._console.print(f"  [dim]{escape(text)}[/]")
+        self._console.print(f"  [dim]{_shown(text)}[/]")
 
     def say(self, text: str) -> None:
         """A plain line."""
-        self._console.print(escape(text))
+        self._console.print(_shown(text))
 
     def warn(self, text: str) -> None:
         """Something is not as it should be, but the command goes on."""
-        self._console.print(f"[yellow]! {escape(text)}[/]")
+        self._console.print(f"[yellow]! {_shown(text)}[/]")
 
     def fail(self, text: str, details: tuple[str, ...] = ()) -> None:
         """The command cannot go on."""
         for line in details:
-            self._console.print(f"  [dim]{escape(line)}[/]")
-        self._console.print(f"[red]✗ {escape(text)}[/]")
+            self._console.print(f"  [dim]{_shown(line)}[/]")
+        self._console.print(f"[red]✗ {_shown(text)}[/]")
 
 
 def emit_json(value: object, *, is_ascii: bool = False) -> None:
@@ -83,6 +83,15 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
     )
+
+
+def safe_markup(text: str) -> str:
+    """Return text of any origin as one line of markup that shows it and does nothing else."""
+    return escape(printable(text))
+
+
+def _shown(text: str) -> str:
+    return "\n".join(map(safe_markup, text.split("\n")))
 
 
 def start(app: typer.Typer) -> NoReturn:
@@ -138,7 +147,8 @@ def fail(error: CommandError | GeaError | EmbeddedError, *, as_json: bool) -> No
     Reporter().fail(str(error), details)
     if as_json:
         report = error.report if isinstance(error, CommandError) else {}
-        emit_json(report | {"error": {"code": getattr(error, "code", "failed"), "message": str(error)}})
+        told = report | {"error": {"code": getattr(error, "code", "failed"), "message": str(error)}}
+        emit_json(told, is_ascii=True)  # a report may quote what strangers wrote
     raise typer.Exit(error.exit_code if isinstance(error, CommandError) else 1)
 
 

@@ -122,6 +122,7 @@ async def _ask(
         printer = TextPrinter(sys.stderr if as_json else sys.stdout)
         try:
             stream = client.generate(request, timeout_s=timeout_s, deadline_s=deadline_s)
+            Reporter().note(f"request {stream.request_id}; Ctrl-C cancels it")
             return await _follow_or_cancel(client, stream, printer)
         finally:
             printer.finish()
@@ -137,6 +138,7 @@ async def _follow_or_cancel(client: GeaClient, stream: ChunkStream, printer: Tex
         try:
             await asyncio.wait((following, hearing), return_when=asyncio.FIRST_COMPLETED)
             if not following.done():
+                Reporter().note("cancelling; Ctrl-C again leaves at once")
                 await client.cancel(stream.request_id, reason="interrupted by its reader")
                 await asyncio.wait((following,), timeout=CANCEL_S)
             if not following.done():
@@ -163,11 +165,15 @@ def show_footer(answered: Answered) -> None:
     for citation in answered.end.citations:
         reporter.note(f"[{citation.title or citation.passage_id}] {citation.passage_id}")
     if answered.end.status is EndStatus.CANCELLED:
-        reporter.warn(f"cancelled: {answered.end.failure.message}" if answered.end.failure else "cancelled")
+        reporter.warn(_why_cancelled(answered))
     reporter.note(
         f"{answered.end.strategy} · {answered.tokens} tokens · first after {answered.ttft_ms:.0f} ms · "
         f"{answered.tokens_per_s:.1f} tokens/s · {answered.request_id}"
     )
+
+
+def _why_cancelled(answered: Answered) -> str:
+    return f"cancelled: {answered.end.failure.message}" if answered.end.failure else "cancelled"
 
 
 def chat(
@@ -218,7 +224,12 @@ def _take_turn(runner: asyncio.Runner, client: GeaClient, request: GenerationReq
 
     printer = TextPrinter(sys.stdout)
     try:
-        runner.run(answering.ask(client, request, on_chunk=printer, timeout_s=TIMEOUT_S, cancel_on_close=True))
+        answered = runner.run(
+            answering.ask(client, request, on_chunk=printer, timeout_s=TIMEOUT_S, cancel_on_close=True)
+        )
+        printer.finish()
+        if answered.end.status is EndStatus.CANCELLED:
+            reporter.warn(_why_cancelled(answered))
     except KeyboardInterrupt:
         reporter.note("cancelled")
     except (CommandError, GeaError) as error:

@@ -35,7 +35,8 @@ def cancel(
     if as_json:
         emit_json({"request_id": request_id, "tenant": tenant, "reason": reason, "is_sent": True})
     else:
-        Reporter().note(f"cancel of {request_id} is sent; `gea replay {request_id}` shows how it ended")
+        where = f" --kafka {kafka}" if kafka else f" --name {name}" if name != DEFAULT_NAME else ""
+        Reporter().note(f"cancel of {request_id} is sent; `gea replay {request_id}{where}` shows how it ended")
 
 
 async def _cancel(request_id: str, tenant: str, reason: str, kafka: str | None, config: Path | None, name: str) -> None:

@@ -20,7 +20,7 @@ from ops.connection import find_connection
 from ops.errors import CommandError
 from ops.letter_view import body_of, row_of, shown, table_of
 from ops.stack import DEFAULT_NAME
-from ops.terminal import Reporter, emit_json, printable, run
+from ops.terminal import Reporter, emit_json, run
 from streams.clock import now_ms
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ async def _redrive(
             counts[step.outcome] += 1
             if not is_quiet:
                 verb = "would be sent" if is_dry and step.outcome is Outcome.SENT else step.outcome.value
-                say[step.outcome](printable(f"{step.stored.place} {verb}: {step.text()}"))
+                say[step.outcome](f"{step.stored.place} {verb}: {step.text()}")
             if len(rows) < MAX_REPORTED:
                 rows.append(step.to_json())
     cut = sum(counts.values()) > len(rows)

@@ -14,7 +14,7 @@ import typer
 from ops.commands.options import Colour, Config, Json, Kafka, StackName
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME, StackFolder, StackState, list_stacks, running_stack
-from ops.terminal import Reporter, emit_json, finish, program, run
+from ops.terminal import Reporter, emit_json, finish, program, run, safe_markup
 from schemas.worker import Pool
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 KNOWLEDGE = Path(__file__).resolve().parents[1] / "demo" / "knowledge"
 WATCH_S = 1.0
+STYLES = {"ready": "green", "failed": "red"}
 
 Replicas = Annotated[
     list[str] | None, typer.Option("--replicas", metavar="POOL=N", help="Workers of a pool; repeatable.")
@@ -243,6 +244,8 @@ def _row(status: WorkerStatus) -> dict[str, Any]:
         "tokens_in_flight": status.tokens_in_flight,
         "handled": status.num_handled,
         "lag": status.lag,
+        "partitions": list(status.partitions),
+        "error_rate": status.error_rate,
         "age_s": round(age_s(status), 1),
         "host": status.host,
         "pid": status.pid,
@@ -264,11 +267,29 @@ def _show(stack: StackState | None, bootstrap: str, workers: list[WorkerStatus])
     else:
         console.print(f"Kafka at {bootstrap}")
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in ("pool", "colour", "worker", "state", "model", "busy", "done", "lag", "age"):
-        table.add_column(column, no_wrap=column != "model")
-    for row in map(_row, workers):
-        style = "green" if row["state"] == "ready" else "yellow"
-        numbers = (str(row[key]) for key in ("requests_in_flight", "handled", "lag"))
+    for column in ("pool", "colour", "worker", "state", "model", "partitions", "busy", "done", "lag", "age"):
+        table.add_column(column, no_wrap=column not in ("model", "partitions"))
+    rows = [_row(status) for status in workers]
+    for row in rows:
+        style = STYLES.get(row["state"], "yellow")
+        named = [safe_markup(row[key]) for key in ("colour", "worker")]
+        numbers = [str(row[key]) for key in ("requests_in_flight", "handled", "lag")]
         state, age = f"[{style}]{row['state']}[/]", f"{row['age_s']:.1f} s"
-        table.add_row(row["pool"], row["colour"], row["worker"], state, row["model"], *numbers, age)
+        partitions = ranges_of(row["partitions"])
+        table.add_row(row["pool"], *named, state, safe_markup(row["model"]), partitions, *numbers, age)
     console.print(table if workers else "no worker lives")
+    for row in rows:
+        if "reason" in row:
+            why = " ".join((row["worker"], "is", row["state"] + ":", row["reason"]))
+            console.print(f"[{STYLES.get(row['state'], 'yellow')}]! {safe_markup(why)}[/]")
+
+
+def ranges_of(numbers: list[int]) -> str:
+    """Return ascending numbers for eyes: `0-3 7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return " ".join("-".join(map(str, run)) for run in runs)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from ops.commands.options import Config, Json, Kafka, StackName
 from ops.connection import Connection, find_connection
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME
-from ops.terminal import emit_json, run
+from ops.terminal import emit_json, run, safe_markup
 
 if TYPE_CHECKING:
     from schemas.tokens import TokenRecord
@@ -88,7 +87,8 @@ def line_of(record: Record, request_id: str, token: TokenRecord) -> str:
     style = COLOURS[token.kind.value]
     epoch = f"{token.epoch.hop}.{token.epoch.generation}"
     place = f"[dim]{clock} {record.partition}:{record.offset}[/]"
-    return f"{place} {escape(request_id)} [{style}]{token.kind}[/] [dim]{epoch} #{token.seq}[/] {escape(_text(token))}"
+    said = f"[{style}]{token.kind}[/] [dim]{epoch} #{token.seq}[/] {safe_markup(_text(token))}"
+    return f"{place} {safe_markup(request_id)} {said}"
 
 
 def _text(token: TokenRecord) -> str:
@@ -110,4 +110,6 @@ def _show_undecodable(console: Console, record: Record, key: str, why: str, as_j
     if as_json:
         emit_json({"request_id": key, **_place(record), "undecodable": why})
     else:
-        console.print(f"[red]{record.partition}:{record.offset} {escape(key)} cannot be decoded: {escape(why)}[/]")
+        console.print(
+            f"[red]{record.partition}:{record.offset} {safe_markup(key)} cannot be decoded: {safe_markup(why)}[/]"
+        )

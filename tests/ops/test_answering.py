@@ -119,3 +119,4 @@ async def test_records_are_shown_one_a_line_and_markup_in_them_is_not_obeyed() -
     assert r"\[bold]x\ny" in lines[0]
     assert f"[green]{Kind.END}[/]" in lines[1]
     assert "completed stop knowledge 1 tokens" in lines[1]
+    assert "\x1b" not in line_of(broker.records(TOKENS)[0], "\x1b[2J", decode_token(broker.records(TOKENS)[0]))

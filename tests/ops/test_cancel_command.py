@@ -50,6 +50,8 @@ def test_a_cancel_is_sent_for_its_tenant_and_told_as_one_object(monkeypatch: pyt
     (record,) = broker.records(CONTROL)
     control = read_control(record)
     assert (control.kind, control.request_id, control.tenant) == (ControlKind.CANCEL, "r-1", "acme")
+    told = runner.invoke(cli.app, ["cancel", "r-1", "--name", "two"]).stderr
+    assert "`gea replay r-1 --name two`" in " ".join(told.split())
 
 
 def test_a_cancel_that_kafka_does_not_take_is_one_line_and_a_code(

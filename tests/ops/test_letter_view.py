@@ -61,6 +61,15 @@ def test_what_strangers_wrote_does_nothing_to_a_terminal(fields: dict[str, objec
     json.dumps(row_of(stored(**fields), None)).encode("ascii")
 
 
+def test_a_narrow_table_cuts_nothing_off_that_other_commands_are_given() -> None:
+    letter = stored(code="deadline_exceeded", request_id="0123456789" * 3)
+    console = Console(width=80, color_system=None, record=True)
+    console.print(table_of([letter], {"2:15": NOTE}, 1))
+    rows = [line.split("│") for line in console.export_text().splitlines() if line.startswith("│")]
+    columns = ["".join(row[number].strip() for row in rows) for number in (3, 5, 6, 8)]
+    assert columns == ["deadline_exceeded", "0123456789" * 3, "gea.requests 1:9", NOTE.request_id]
+
+
 @pytest.mark.parametrize(
     ("value", "body"),
     [

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 from collections.abc import Iterator
 
 import pytest
 import typer
+from rich.console import Console
 
 from ops.errors import CommandError
-from ops.terminal import command, finish, run
+from ops.terminal import Reporter, command, finish, run
 from schemas.errors import ConfigError
 
 
@@ -80,3 +82,12 @@ def test_foreseeable_failure_becomes_an_exit_code(error: BaseException, code: in
     with pytest.raises(typer.Exit) as caught:
         fails()
     assert caught.value.exit_code == code
+
+
+def test_what_strangers_wrote_does_nothing_to_the_terminal_of_a_report() -> None:
+    out = io.StringIO()
+    reporter = Reporter(Console(file=out, force_terminal=True, color_system=None, width=200))
+    for tell in (reporter.step, reporter.note, reporter.say, reporter.warn, reporter.fail):
+        tell("a\x1b]0;x\x07[/b]\nb")
+    assert not {"\x1b", "\x07"} & set(out.getvalue())
+    assert out.getvalue().count(r"a\x1b]0;x\x07[/b]") == 5
