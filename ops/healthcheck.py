@@ -138,6 +138,10 @@ def judge(
     asked = [each for each in workers if each.pool.value == options.pool and options.colour in (None, each.colour)]
     asked = [each for each in asked if not options.local or _lives_here(each)]
     ready = [each for each in asked if each.state is WorkerState.READY]
+    aside = [each for each in asked if each.state is WorkerState.SUSPENDED]
+    if options.local and aside and not ready:  # it comes back by itself: nobody should restart it
+        warnings = (*warnings, *(f"{each.worker_id} has stepped aside: {each.reason}" for each in aside))
+        return Health(is_healthy=True, why=f"{len(aside)} {options.pool} worker(s) aside for now", warnings=warnings)
     where = f"{options.pool} worker" + (f" of colour {options.colour}" if options.colour else "")
     where += " on this host" if options.local else ""
     if ready:

@@ -46,6 +46,14 @@ def test_living_worker_of_this_host_counts_as_local() -> None:
     assert verdict(["--pool", "intent", "--local"], worker()).is_healthy
 
 
+def test_a_container_whose_worker_has_stepped_aside_needs_no_restart_but_counts_as_no_ready_worker() -> None:
+    aside = worker(state=WorkerState.SUSPENDED, reason="step_ms 90, usual 20")
+    health = verdict(["--pool", "intent", "--local"], aside)
+    assert (health.is_healthy, health.num_ready) == (True, 0)
+    assert health.warnings == ("intent-1 has stepped aside: step_ms 90, usual 20",)
+    assert not verdict(["--pool", "intent"], aside).is_healthy
+
+
 def test_one_ready_worker_of_the_pool_suffices() -> None:
     health = verdict(["--pool", "intent"], worker(state=WorkerState.DRAINING), worker(worker_id="intent-2"))
     assert health.is_healthy
