@@ -162,8 +162,8 @@ class GeaClient:
         """Have a request of our tenant stopped, wherever it is: its stream ends with status `cancelled`.
 
         Returns when Kafka has taken it. It may come before the request itself; for one that has ended or is unknown it
-        does nothing. Raises InvalidRequestError for a reason of more than 256 characters or with one that is not printable,
-        BrokerUnavailableError.
+        does nothing. Raises InvalidRequestError for a reason of more than 256 characters or with one that cannot be
+        printed, BrokerUnavailableError.
         """
         check_control(Control(kind=ControlKind.CANCEL, request_id=request_id, reason=reason))
         await self._cancel(request_id, reason, self._settings.connect_s)
