@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from ssl import SSLContext, SSLError
+from types import TracebackType
 from typing import Any
 
 import structlog
@@ -69,19 +69,27 @@ def _tls_context(security: Security) -> SSLContext:
     return context
 
 
-@contextmanager
-def translated(action: str) -> Iterator[None]:
+class translated:  # noqa: N801  # reads as a statement, like contextlib.suppress
     """Turn Kafka's errors into ours: too large, forbidden, or unavailable."""
-    try:
-        yield
-    except TOO_LARGE as error:
-        raise InvalidRequestError(f"{action}: the record is too large: {error}") from error
-    except FORBIDDEN as error:
-        raise ConfigError(f"{action}: Kafka refuses us: {_text(error)}") from error
-    except TimeoutError as error:
-        raise BrokerUnavailableError(f"{action}: Kafka did not answer in time") from error
-    except (kafka_errors.KafkaError, kafka_errors.ConsumerStoppedError, OSError) as error:
-        raise BrokerUnavailableError(f"{action}: {_text(error)}") from error
+
+    __slots__ = ("_action",)
+
+    def __init__(self, action: str) -> None:
+        self._action = action
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(exc, TOO_LARGE):
+            raise InvalidRequestError(f"{self._action}: the record is too large: {exc}") from exc
+        if isinstance(exc, FORBIDDEN):
+            raise ConfigError(f"{self._action}: Kafka refuses us: {_text(exc)}") from exc
+        if isinstance(exc, TimeoutError):
+            raise BrokerUnavailableError(f"{self._action}: Kafka did not answer in time") from exc
+        if isinstance(exc, (kafka_errors.KafkaError, kafka_errors.ConsumerStoppedError, OSError)):
+            raise BrokerUnavailableError(f"{self._action}: {_text(exc)}") from exc
 
 
 def _text(error: BaseException) -> str:
@@ -154,7 +162,7 @@ def our_records(fetched: Mapping[Any, list[Any]]) -> list[Record]:
             timestamp_ms=record.timestamp,
             key=record.key,
             value=record.value,
-            headers=tuple((name, value or b"") for name, value in record.headers),
+            headers=tuple([(name, value or b"") for name, value in record.headers]) if record.headers else (),
         )
         for records in fetched.values()
         for record in records

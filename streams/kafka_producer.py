@@ -17,6 +17,7 @@ from aiokafka import AIOKafkaProducer
 from schemas.envelope import Headers
 from schemas.errors import BrokerUnavailableError, InvalidRequestError
 from streams.broker import Record
+from streams.deadlines import Deadlines
 from streams.kafka_client import client_options, stop_producer, translated
 from streams.routing import murmur2_partition
 from streams.settings import BrokerSettings, Timeouts
@@ -45,6 +46,7 @@ class KafkaProducer:
         self._stuck: Any = None
         self._is_closed = False
         self._rebuilding = asyncio.Lock()
+        self._acknowledgements = Deadlines()
 
     async def start(self) -> None:
         """Connect. Raises BrokerUnavailableError."""
@@ -79,13 +81,17 @@ class KafkaProducer:
         if value is None and key is None:
             raise InvalidRequestError("a record needs a key or a value")
         client = await self._live_client()
+        deadline = asyncio.get_running_loop().time() + self._timeouts.send_ms / 1000
         try:
             with translated(f"send to {topic}"):
-                async with asyncio.timeout(self._timeouts.send_ms / 1000):
-                    await self._check_topic(client, topic)
-                    place = await self._partition(client, topic, key, partition)
-                    future = await client.send(topic, value, key=key, partition=place, headers=list(headers))
-                    written = await future
+                known = client.client.cluster.partitions_for_topic(topic)
+                if not known or topic not in self._known or topic in self._lines:
+                    async with asyncio.timeout_at(deadline):
+                        await self._check_topic(client, topic)
+                        known = await client.partitions_for(topic)
+                place = _partition(topic, known, key, partition)
+                future = await client.send(topic, value, key=key, partition=place, headers=list(headers))
+                written = await self._acknowledgements.await_until(deadline, future)
         except BrokerUnavailableError as error:
             self._known.discard(topic)
             if isinstance(error.__cause__, TimeoutError):
@@ -125,14 +131,6 @@ class KafkaProducer:
                 await client.partitions_for(topic)
                 self._known.add(topic)
 
-    async def _partition(self, client: Any, topic: str, key: bytes | None, partition: int | None) -> int | None:
-        known = await client.partitions_for(topic)
-        if partition is not None and partition not in known:
-            raise InvalidRequestError(f"partition: {topic} has no partition {partition}", field="partition")
-        if partition is None and key is not None:
-            return murmur2_partition(key, len(known))
-        return partition
-
     async def _live_client(self) -> Any:
         if self._is_closed:
             raise BrokerUnavailableError("the producer is closed")
@@ -153,3 +151,11 @@ class KafkaProducer:
             if broken is not None:
                 await stop_producer(broken, self._timeouts.close_ms)
             await self.start()
+
+
+def _partition(topic: str, known: set[int], key: bytes | None, partition: int | None) -> int | None:
+    if partition is not None and partition not in known:
+        raise InvalidRequestError(f"partition: {topic} has no partition {partition}", field="partition")
+    if partition is None and key is not None:
+        return murmur2_partition(key, len(known))
+    return partition

@@ -51,6 +51,8 @@ class Membership:
         self.generation = -1
         self.lag: int | None = None
         self.num_unread = 0
+        self.num_in_flight = 0
+        """Records that are received and not acknowledged."""
         self.num_commits = 0
         self.polled_at = asyncio.get_running_loop().time()
         self.is_draining = False
@@ -90,12 +92,19 @@ class Membership:
             self.polled_at = _now()
         return self._received(records)  # no await since the records were taken: they belong to this assignment
 
-    def note_done(self) -> None:
+    def _note_done(self, delivery: Delivery) -> None:
         """Take note of an acknowledgement: it may lift a pause, or make room."""
-        if self.paused:
-            self.balance()
-        elif not self._has_room.is_set() and self.num_in_flight <= self._limits.max_in_flight // 2:
+        self.num_in_flight -= 1
+        has_room = self.num_in_flight <= self._limits.max_in_flight // 2
+        if has_room and not self._has_room.is_set():
             self._has_room.set()
+        if self.paused and (has_room if self._is_full else self._may_resume(delivery)):
+            self.balance()
+        self._on_done(delivery)
+
+    def _may_resume(self, delivery: Delivery) -> bool:
+        ownership = self.owned.get(delivery.record.place)
+        return ownership is not None and ownership.tracker.span <= self._limits.window // 2
 
     def is_leased(self) -> bool:
         """Return whether the group surely still counts us as the owner of what we have."""
@@ -111,11 +120,6 @@ class Membership:
         if self._member is not None:
             with suppress(UnavailableError):
                 await self._member.check_group()
-
-    @property
-    def num_in_flight(self) -> int:
-        """Return how many records are received and not acknowledged."""
-        return sum(ownership.tracker.num_running for ownership in self.owned.values())
 
     @property
     def is_rebalancing(self) -> bool:
@@ -147,6 +151,7 @@ class Membership:
         for ownership in self.owned.values():
             ownership.lose()
         self.owned = {}
+        self.num_in_flight = 0
 
     async def _room(self) -> None:
         """Wait a moment for room. Quick work makes it at once, while a pause throws away what was fetched ahead."""
@@ -160,11 +165,9 @@ class Membership:
             ownership = self.owned.get(record.place)
             if ownership is None:
                 continue
-            tracker = ownership.tracker
-            if tracker.is_running(record.offset) or tracker.is_finished(record.offset):
-                continue  # read again after a rebalance
-            tracker.start(record.offset)
-            deliveries.append(Delivery(record, ownership, self.polled_at, self._on_done))
+            if ownership.tracker.start(record.offset):  # else it was read again after a rebalance
+                deliveries.append(Delivery(record, ownership, self.polled_at, self._note_done))
+        self.num_in_flight += len(deliveries)
         if records:
             self.has_received = True
             self._idle_since = None
@@ -268,6 +271,7 @@ class Membership:
             ownership.generation = assignment.generation
         log.info("assigned", group=self._group, generation=assignment.generation, num_partitions=len(owned))
         self.owned = owned
+        self.num_in_flight = sum(ownership.tracker.num_running for ownership in owned.values())
         self.generation = assignment.generation
         self.paused = frozenset()  # the broker has forgotten them
         self._rebalancing_since = self._idle_since = None

@@ -21,14 +21,19 @@ class OffsetTracker:
         self._running: set[int] = set()
         self._finished: set[int] = set()  # finished offsets at or above the first unfinished
 
-    def start(self, offset: int) -> None:
-        """Note that the record at `offset` was received; a known offset changes nothing."""
-        if offset in self._running or self.is_finished(offset):
-            return
-        self._first = offset if self._first is None else min(self._first, offset)
-        self._last = max(self._last, offset)
+    def start(self, offset: int) -> bool:
+        """Note that the record at `offset` was received; False if it is known: that changes nothing."""
+        if offset > self._last:  # as nearly always
+            self._last = offset
+            if self._first is None:
+                self._first = offset
+        elif offset in self._running or self.is_finished(offset):
+            return False
+        else:
+            self._first = offset if self._first is None else min(self._first, offset)
         self._running.add(offset)
         heapq.heappush(self._order, offset)
+        return True
 
     def finish(self, offset: int) -> bool:
         """Note that the work of `offset` is done; False if it is not running."""
