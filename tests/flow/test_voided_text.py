@@ -9,11 +9,24 @@ import pytest
 
 from schemas.tokens import EndStatus
 from schemas.worker import Pool
+from streams.topics import TOKENS
 from tests.flow.harness import installation
 from tests.flow.planners import byte_planner
 from tests.flow.test_cancel_generation import cancel
-from tests.flow.test_continuation import SCRIPT, SHORT, Brief, OtherWeights, ask, published, start_path
-from tests.flow.test_failures import Gate, view_of
+from tests.flow.test_continuation import (
+    GENERATION,
+    NUM_TOKENS,
+    SCRIPT,
+    SHORT,
+    TEXT,
+    Brief,
+    OtherWeights,
+    ask,
+    check_end,
+    published,
+    start_path,
+)
+from tests.flow.test_failures import Gate, all_committed, view_of
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.planning import Planner
 
@@ -62,3 +75,21 @@ async def test_a_cancel_after_the_text_was_voided_remembers_nothing_of_it(
         assert (heard.end.status, heard.end.usage.completion_tokens) == (EndStatus.CANCELLED, 0)
         assert (heard.texts[0], heard.num_resets) == ("", 1)
         assert await gea.sessions().last_turns("default", "s", 1) == ()
+
+
+async def test_a_text_whose_beginning_has_left_its_topic_is_voided_and_begun_anew() -> None:
+    gate, follower = Gate(stop_at=9), FakeEngine(SCRIPT)
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+        asking = asyncio.create_task(ask(client, **SHORT))
+        await published(gea, 9)
+        await gea.kill("generation-1")
+        (first, *_) = (record for record in gea.broker.records(TOKENS) if record.key == b"r-1")
+        gea.broker.expire(TOKENS, first.partition, first.offset + 1)
+        await gea.start(Pool.GENERATION, "generation-2", follower)
+        heard = await asking
+        assert (heard.texts[0], heard.num_resets) == (TEXT, 1)
+        check_end(heard.end, NUM_TOKENS)
+        (request,) = follower.requests
+        assert not any(request.output)
+        await all_committed(gea, GENERATION, Pool.GENERATION)
