@@ -119,7 +119,13 @@ def failure(end: End, request_id: str) -> CommandError:
     """Return why a request failed, as one line."""
     why = end.failure
     message = f"{why.code}: {why.message}" if why else "the request failed"
-    return CommandError(f"request {request_id} failed: {message}", code=why.code if why else "internal")
+    after_s = why.retry_after_s if why else None
+    later = f"; come back in {after_s:.0f} s" if after_s else ""
+    return CommandError(
+        f"request {request_id} failed: {message}{later}",
+        code=why.code if why else "internal",
+        report={"request_id": request_id, **({"retry_after_s": after_s} if after_s else {})},
+    )
 
 
 def _apply(texts: dict[int, str], chunk: Chunk) -> None:

@@ -152,14 +152,20 @@ class StreamGapError(StreamError):
 
 
 class RequestFailedError(GeaError):
-    """The request ended as `failed`; `failure_code` is the code of its end record."""
+    """The request ended as `failed`; `failure_code` is the code of its end record.
+
+    `retry_after_s`: when to come back, where GEA was too busy.
+    """
 
     code = "request_failed"
 
-    def __init__(self, message: str, *, failure_code: str, field: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, failure_code: str, field: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.failure_code = failure_code
         self.field = field
+        self.retry_after_s = retry_after_s
 
 
 class ConfigError(GeaError):

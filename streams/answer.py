@@ -19,7 +19,7 @@ from schemas.errors import (
     StreamError,
     StreamExpiredError,
 )
-from schemas.tokens import End, EndStatus, TokenLogprob
+from schemas.tokens import End, EndStatus, Failure, TokenLogprob
 from streams.stream_events import Event, StreamEnded, StreamReset, StreamSeen, TextAppended, TextRetracted
 from streams.token_reader import StreamReader
 
@@ -137,10 +137,13 @@ class ChunkStream:
         if end is None or self.position is None:
             raise StreamError(f"request {self.request_id}: the stream was closed before its end")
         if end.status is EndStatus.FAILED:
-            code = end.failure.code if end.failure else "internal"
-            message = end.failure.message if end.failure else "the request failed"
-            field = end.failure.field if end.failure else None
-            raise RequestFailedError(f"{code}: {message}", failure_code=code, field=field)
+            why = end.failure or Failure(code="internal", message="the request failed")
+            raise RequestFailedError(
+                f"{why.code}: {why.message}",
+                failure_code=why.code,
+                field=why.field,
+                retry_after_s=why.retry_after_s,
+            )
         return Answer(
             text=self._texts[0] if self._texts else "",
             end=end,

@@ -12,6 +12,7 @@ from ops.commands.ask import TextPrinter
 from ops.commands.tail import line_of
 from ops.errors import CommandError
 from schemas.envelope import Reply
+from schemas.errors import RequestFailedError
 from schemas.tokens import (
     Citation,
     End,
@@ -89,6 +90,19 @@ async def test_failed_request_is_one_line_with_its_code() -> None:
     with pytest.raises(CommandError, match=r"r-1 failed: prompt_too_long: too long") as caught:
         await followed(await written(end=end), TextPrinter(io.StringIO()))
     assert caught.value.code == "prompt_too_long"
+    assert caught.value.report == {"request_id": REQUEST_ID}
+
+
+async def test_who_is_turned_away_for_the_load_is_told_when_to_come_back() -> None:
+    why = Failure(code="overloaded", message="5 requests wait, at most 5 may", retry_after_s=3.4)
+    broker = await written(end=End(status=EndStatus.FAILED, finish_reason=FinishReason.ERROR, failure=why))
+    with pytest.raises(CommandError, match=r"at most 5 may; come back in 3 s") as told:
+        await followed(broker, TextPrinter(io.StringIO()))
+    assert told.value.report["retry_after_s"] == 3.4
+    async with GeaClient(broker) as client:
+        with pytest.raises(RequestFailedError) as caught:
+            await client.replay(REQUEST_ID).answer()
+    assert caught.value.retry_after_s == 3.4
 
 
 @pytest.mark.parametrize(
