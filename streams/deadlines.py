@@ -20,6 +20,11 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
         self._fires_at = 0.0
 
+    @property
+    def num_waiting(self) -> int:
+        """Return how many futures are waited for."""
+        return len(self._open)
+
     async def await_until(self, deadline: float, future: asyncio.Future[T]) -> T:
         """Return the future's result. At `deadline` it gets a TimeoutError. One wait for each future."""
         self._open[future] = deadline  # type: ignore[index]  # a future is invariant, and any will do
