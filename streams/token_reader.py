@@ -19,6 +19,7 @@ from schemas.errors import (
     InvalidRequestError,
     ResponseTimeoutError,
     StreamError,
+    StreamGapError,
     UnsupportedVersionError,
 )
 from schemas.tokens import TOKEN_RECORD_VERSION, Kind, See, TokenRecord
@@ -97,6 +98,8 @@ class StreamReader:
         self._backoff_s = FIRST_BACKOFF_S
         self._visited = {(place, start)}
         self._is_moved = False
+        self._may_be_midway = inbox is not None
+        """Whether what was sent may be a repeat whose stream runs already: then a reference to its start is to come."""
         self._failure: StreamError | None = None
 
     async def next_events(self, timeout_s: float, *, until: int | None = None) -> tuple[Event, ...]:
@@ -161,6 +164,7 @@ class StreamReader:
             try:
                 for event in self._events_of(record):
                     if not isinstance(event, StreamSeen):
+                        self._may_be_midway = False
                         events.append(event)
                     elif below is None:  # an owner that reads its own stream does not leave it
                         self._jump(event.see)
@@ -180,7 +184,15 @@ class StreamReader:
         except (DecodeError, InvalidRequestError):
             self.num_undecodable += 1
             return ()
-        events = self.view.apply(token, record.offset)
+        try:
+            events = self.view.apply(token, record.offset)
+        except StreamGapError:
+            if not self._may_be_midway:
+                raise
+            self.view = StreamView()  # a run that goes on with what was written before we came
+            return ()
+        if token.see is not None and self._may_be_midway:
+            return (StreamSeen(see=token.see),)
         if not self.first_text_ms and any(isinstance(event, TextAppended) for event in events):
             self.first_text_ms = record.timestamp_ms
         return events
@@ -196,6 +208,7 @@ class StreamReader:
         if self._inbox is not None:
             self._inbox.close()
             self._inbox = None
+        self.view, self._may_be_midway = StreamView(), False
         self.place, self.next_offset = place, see.offset
         self._is_moved = True
 

@@ -204,6 +204,39 @@ async def test_the_hub_hands_each_request_its_records() -> None:
         assert hub.statistics()["inboxes"] == 0
 
 
+@pytest.mark.parametrize("comes_first", [True, False])
+async def test_who_sends_a_request_again_while_another_run_takes_it_over_gets_it_from_its_start(
+    comes_first: bool,
+) -> None:
+    broker = await broker_with_topics()
+    await write(broker, "r1", "before ", is_ended=False)
+    async with StreamHub(broker, TOKENS) as hub:
+        inbox = hub.follow("r1", 1)
+        reader = StreamReader(broker, "r1", PLACE, inbox.start, inbox=inbox)
+        producer = await broker.producer()
+        see = See(topic=TOKENS, partition=1, offset=0)
+        epoch = Epoch(0, 2)
+        await send_token(
+            producer, REPLY, "r1", TokenRecord(kind=Kind.CLAIM, epoch=epoch, owner="b", seq=7, claim=Claim())
+        )
+        if comes_first:
+            await point_to(producer, REPLY, "r1", epoch=Epoch(-1, 1), see=see)
+        delta = TokenRecord(kind=Kind.DELTA, epoch=epoch, owner="b", seq=7, text="after", token_ids=(1,) * 5)
+        await send_token(producer, REPLY, "r1", delta)
+        if not comes_first:
+            await point_to(producer, REPLY, "r1", epoch=Epoch(-1, 1), see=see)
+        end = TokenRecord(kind=Kind.END, epoch=epoch, owner="b", seq=12, end=COMPLETED)
+        await send_token(producer, REPLY, "r1", end)
+        events: list[Event] = []
+        while not reader.view.is_ended:
+            found = await reader.next_events(2)
+            assert found, "nothing came"
+            events += found
+        await reader.close()
+    assert "".join(event.text for event in events if isinstance(event, TextAppended)) == "before after"
+    assert isinstance(events[-1], StreamEnded)
+
+
 async def test_a_slow_follower_is_dropped_and_reads_on_by_itself_while_others_go_on() -> None:
     broker = await broker_with_topics()
     async with StreamHub(broker, TOKENS, max_records=3) as hub:
