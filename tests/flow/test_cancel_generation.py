@@ -263,7 +263,7 @@ async def test_an_engine_that_dies_ends_the_worker_though_a_request_of_the_batch
         await gea.broker.until(lambda: len(gea.tokens_of("r-1")) == 2)
         engine.die("the device is gone")
         with pytest.raises(EngineUnavailableError, match="the device is gone"):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await running.task
         for each in asking:
             each.cancel()

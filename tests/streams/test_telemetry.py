@@ -30,12 +30,12 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
     root = logging.getLogger()
-    handlers, level = root.handlers, root.level
+    handlers, level, before = root.handlers, root.level, structlog.get_config()
     stream = io.StringIO()
     configure_logging("info", stream=stream, pool="intent", worker_id="w1")
     yield stream
     root.handlers, root.level = handlers, level
-    structlog.reset_defaults()
+    structlog.configure(**before)
 
 
 def events(stream: io.StringIO) -> list[dict[str, object]]:
