@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
-from weakref import WeakValueDictionary
 
 import structlog
 from aiokafka import AIOKafkaProducer
@@ -39,7 +38,7 @@ class KafkaProducer:
     ) -> None:
         self._partitions = partitions
         self._known: set[str] = set()
-        self._lines: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._lines: dict[str, asyncio.Event] = {}  # of topics that are being asked for
         self._settings = settings
         self._timeouts = timeouts
         self._client: Any = None
@@ -120,16 +119,28 @@ class KafkaProducer:
         Who comes while it is being asked for waits in line, so that sends keep their order.
         """
         line = self._lines.get(topic)
-        if line is None:
+        while line is not None:
+            await (asyncio.sleep(0) if line.is_set() else line.wait())
             if topic in self._known:
                 return
-            line = self._lines[topic] = asyncio.Lock()
-        async with line:
-            if topic not in self._known:
-                if not await self._partitions(topic):
-                    raise InvalidRequestError(f"there is no topic {topic}", field="topic")
-                await client.partitions_for(topic)
-                self._known.add(topic)
+            later = self._lines.get(topic)
+            line = None if later is line else later
+        await self._ask_for(client, topic)
+
+    async def _ask_for(self, client: Any, topic: str) -> None:
+        line = self._lines[topic] = asyncio.Event()
+        try:
+            if not await self._partitions(topic):
+                raise InvalidRequestError(f"there is no topic {topic}", field="topic")
+            await client.partitions_for(topic)
+            self._known.add(topic)
+        finally:
+            line.set()  # all who wait go on in the loop's next turn, in their order, and others after them
+            asyncio.get_running_loop().call_soon(self._close_line, topic, line)
+
+    def _close_line(self, topic: str, line: asyncio.Event) -> None:
+        if self._lines.get(topic) is line:
+            del self._lines[topic]
 
     async def _live_client(self) -> Any:
         if self._is_closed:

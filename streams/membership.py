@@ -25,7 +25,9 @@ from streams.watchdog import Vitals
 
 log = structlog.get_logger(__name__)
 
+ROOM_SHARE = 4  # so much of the limit is much room
 ROOM_WAIT_S = 0.05  # work that lasts longer is worth a pause
+MUCH_ROOM_WAIT_S = 0.005  # what comes to a worker that is nearly full waits that long at most
 REVOKE_COMMIT_S = 3.0  # every other member waits for us meanwhile
 
 
@@ -82,7 +84,7 @@ class Membership:
     async def poll(self) -> list[Delivery]:
         """Return deliveries of new records; may be empty. Raises UnavailableError."""
         assert self._member is not None
-        if self.num_in_flight >= self._limits.max_in_flight:
+        if not self._has_much_room():
             await self._room()
         self.balance()
         room = max(1, min(self._limits.max_in_flight - self.num_in_flight, self._limits.window))
@@ -95,14 +97,19 @@ class Membership:
     def _note_done(self, delivery: Delivery) -> None:
         """Take note of an acknowledgement: it may lift a pause, or make room."""
         self.num_in_flight -= 1
-        has_room = self.num_in_flight <= self._limits.max_in_flight // 2
-        if has_room and not self._has_room.is_set():
+        if not self._has_room.is_set() and self._has_much_room():
             self._has_room.set()
-        if self.paused and (has_room if self._is_full else self._may_resume(delivery)):
+        if self.paused and self._may_resume(delivery):
             self.balance()
         self._on_done(delivery)
 
+    def _has_much_room(self) -> bool:
+        limit = self._limits.max_in_flight
+        return self.num_in_flight < limit and limit - self.num_in_flight >= limit // ROOM_SHARE
+
     def _may_resume(self, delivery: Delivery) -> bool:
+        if self._is_full:
+            return self.num_in_flight <= self._limits.max_in_flight // 2
         ownership = self.owned.get(delivery.record.place)
         return ownership is not None and ownership.tracker.span <= self._limits.window // 2
 
@@ -154,10 +161,15 @@ class Membership:
         self.num_in_flight = 0
 
     async def _room(self) -> None:
-        """Wait a moment for room. Quick work makes it at once, while a pause throws away what was fetched ahead."""
+        """Wait a moment for much room.
+
+        Quick work makes it at once; it would be taken, and written, in ever smaller portions otherwise. And where there
+        is no room at all, a pause throws away what was fetched ahead.
+        """
+        wait_s = ROOM_WAIT_S if self.num_in_flight >= self._limits.max_in_flight else MUCH_ROOM_WAIT_S
         self._has_room.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._has_room.wait(), min(ROOM_WAIT_S, self._limits.poll_timeout_ms / 1000))
+            await asyncio.wait_for(self._has_room.wait(), min(wait_s, self._limits.poll_timeout_ms / 1000))
 
     def _received(self, records: Sequence[Record]) -> list[Delivery]:
         deliveries = []
