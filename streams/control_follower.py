@@ -26,6 +26,7 @@ from streams.topics import CONTROL
 
 CHECK_S = 0.25  # a quarter of the shortest lease
 MAX_ANSWER_S = 1.0  # an answer that takes longer is a sign that readers could not be heard either
+MAX_LAG_S = 0.5  # who wakes up later was paused: what readers said meanwhile is still to be read
 
 log = structlog.get_logger(__name__)
 
@@ -41,11 +42,13 @@ class ControlFollower:
         topic: str = CONTROL,
         check_s: float = CHECK_S,
         clock_ms: Callable[[], int] = now_ms,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cancellations = cancellations
         self._follower = TopicFollower(broker, topic, self._take)
         self._check_s = check_s
         self._clock_ms = clock_ms
+        self._clock = clock
         self._checking: asyncio.Task[None] | None = None
 
     @property
@@ -97,15 +100,17 @@ class ControlFollower:
         ends: Mapping[TopicPartition, int] | None = None
         leases = self._cancellations.leases
         while True:
+            slept_at = self._clock()
             await asyncio.sleep(self._check_s)
-            leases.hear(ends is not None and self._follower.has_reached(ends))
+            was_paused = self._clock() - slept_at > self._check_s + MAX_LAG_S
+            leases.hear(ends is not None and not was_paused and self._follower.has_reached(ends))
             leases.check()
             ends = await self._ask_ends() if leases.num_held else None
 
     async def _ask_ends(self) -> Mapping[TopicPartition, int] | None:
-        asked_at = time.monotonic()
+        asked_at = self._clock()
         try:
             ends = await self._follower.end_offsets()
         except (BrokerUnavailableError, ConfigError):
             return None
-        return ends if time.monotonic() - asked_at <= MAX_ANSWER_S else None
+        return ends if self._clock() - asked_at <= MAX_ANSWER_S else None

@@ -148,3 +148,21 @@ async def test_a_reader_is_not_gone_for_the_time_that_the_broker_was_away() -> N
             broker.down = False
             await until(lambda: cancellations.leases.is_hearing)
             assert not cancelled.is_set()
+
+
+async def test_a_worker_that_was_paused_itself_takes_no_reader_for_gone() -> None:
+    broker, clock = await broker_with_topics(), FakeClock(0)
+
+    def seconds() -> float:
+        return clock() / 1000
+
+    cancellations = Cancellations(clock=seconds)
+    leases = cancellations.leases
+    async with ControlFollower(broker, cancellations, check_s=CHECK_S, clock=seconds) as follower:
+        assert await follower.catch_up(5)
+        with cancellations.watch("r-1", "a", lease_s=10) as cancelled:
+            await until(lambda: leases.is_hearing)
+            clock.advance(60_000)
+            await until(lambda: not leases.is_hearing or cancelled.is_set())
+            await until(lambda: leases.is_hearing)
+            assert not cancelled.is_set()
