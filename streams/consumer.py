@@ -237,10 +237,13 @@ class PoolConsumer:
             self._wakeup.set()
 
     async def _watch(self, membership: Membership) -> Stuck:
-        stuck_s = self._limits.stuck_ms / 1000
+        stuck_s, loop = self._limits.stuck_ms / 1000, asyncio.get_running_loop()
         while True:
+            began = loop.time()
             await asyncio.sleep(stuck_s / 4)
-            stuck = None if self._is_draining else diagnose(membership.vitals(), stuck_s * 2**self._num_fruitless)
+            has_stood_still = loop.time() - began > stuck_s / 2  # the whole process: the member had no turn either
+            patience_s = stuck_s * 2**self._num_fruitless
+            stuck = None if self._is_draining or has_stood_still else diagnose(membership.vitals(), patience_s)
             if stuck is not None:
                 return stuck
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -131,6 +132,16 @@ async def test_a_busy_a_paused_and_an_idle_member_are_not_stuck() -> None:
         assert held.is_current()
         assert busy.statistics().num_paused == 1
         assert [each.statistics().num_rebuilds for each in (pool, other)] == [0, 0]
+
+
+async def test_a_process_that_stood_still_is_no_reason_to_replace_a_member() -> None:
+    broker = await broker_with()
+    async with consumer(broker) as pool:
+        for _ in range(10):
+            polled_at = pool.statistics().last_poll_at
+            time.sleep(2 * WATCHED.stuck_ms / 1000)  # noqa: ASYNC251 - nobody has a turn
+            await until(broker, lambda before=polled_at: pool.statistics().last_poll_at > before)  # type: ignore[misc]
+        assert pool.statistics().num_rebuilds == 0
 
 
 async def test_a_broker_that_is_away_is_no_reason_to_replace_a_member(monkeypatch: pytest.MonkeyPatch) -> None:
