@@ -41,9 +41,10 @@ def test_an_unknown_offset_is_neither_running_nor_finished_and_cannot_finish() -
 
 def test_starting_again_changes_nothing() -> None:
     tracker = OffsetTracker()
-    tracker.start(1)
+    assert tracker.start(1)
+    assert not tracker.start(1)
     tracker.finish(1)
-    tracker.start(1)
+    assert not tracker.start(1)
     assert tracker.num_running == 0
     assert tracker.is_finished(1)
 
