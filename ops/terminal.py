@@ -14,6 +14,7 @@ import logging
 import shutil
 import signal
 import sys
+import unicodedata
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -83,6 +84,11 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in text
     )
+
+
+def without_controls(text: str) -> str:
+    """Return text of many lines that does nothing to a terminal; characters that join or shape others stay."""
+    return "".join(char if char in "\n\t" or unicodedata.category(char) != "Cc" else printable(char) for char in text)
 
 
 def safe_markup(text: str) -> str:

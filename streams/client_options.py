@@ -61,7 +61,7 @@ class ClientSettings:
     control_topic: str = topics.CONTROL
     timeout_s: float = 120.0
     deadline_s: float | None = None
-    grace_s: float = 1.0
+    grace_s: float = 3.0
     connect_s: float = 15.0
 
     def __post_init__(self) -> None:

@@ -85,7 +85,10 @@ class Heartbeat:
             except TimeoutError:
                 pass
             self._wake.clear()
-            await self._publish()
+            try:
+                await self._publish()
+            except Exception:  # a fault in telling how the worker is must not make it look dead
+                log.exception("heartbeat_failed", worker_id=self._worker_id)
 
     async def _publish(self) -> None:
         status = self._status()

@@ -16,7 +16,7 @@ from ops.commands.options import Config, Json, Kafka, StackName
 from ops.connection import find_connection
 from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME
-from ops.terminal import INTERRUPTED, Reporter, emit_json, first_interrupt, run
+from ops.terminal import INTERRUPTED, Reporter, emit_json, first_interrupt, run, without_controls
 from schemas.request import GenerationRequest, Priority, Retrieval, Strategy
 from schemas.tokens import EndStatus
 
@@ -62,7 +62,7 @@ class TextPrinter:
 
     def _write(self, text: str) -> None:
         if text:
-            self.out.write(text)
+            self.out.write(without_controls(text) if self.out.isatty() else text)
             self.out.flush()
             self.has_printed = True
             self.is_at_line_start = text.endswith("\n")

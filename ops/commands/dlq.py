@@ -121,7 +121,11 @@ def redrive(
         bool, typer.Option("--force", help="Also what would most likely fail again; needs a place or filter.")
     ] = False,
     is_again: Annotated[
-        bool, typer.Option("--again", help="Also letters that were redriven before, under the same new id.")
+        bool,
+        typer.Option(
+            "--again",
+            help="Also letters redriven before, under the same id; answered anew after router.marker_ttl_s.",
+        ),
     ] = False,
     kafka: Kafka = None,
     config: Config = None,

@@ -116,7 +116,7 @@ async def test_what_was_cancelled_before_it_came_costs_no_generation() -> None:
         cancel(gea)
         heard = await ask(client, session_id="s", **SHORT)
         await check_cancelled(gea, heard.end)
-        assert engine.requests == []
+        assert not engine.requests
         assert await gea.sessions().last_turns("default", "s", 1) == ()
 
 
@@ -140,7 +140,7 @@ async def test_a_cancel_while_the_prompt_is_made_ends_the_request_before_the_eng
         await planning.wait()
         cancel(gea)
         await check_cancelled(gea, (await asking).end)
-        assert engine.requests == []
+        assert not engine.requests
 
 
 async def test_a_cancel_before_the_engine_has_admitted_the_request_ends_it_and_disturbs_no_neighbour() -> None:
@@ -176,7 +176,8 @@ async def test_who_takes_a_cancelled_request_over_ends_it_with_the_text_that_is_
         await gea.start(Pool.GENERATION, "generation-2", follower)
         heard = await asking
         await check_cancelled(gea, heard.end)
-        assert (heard.texts[0], follower.requests) == (text_of(num_tokens), [])
+        assert heard.texts[0] == text_of(num_tokens)
+        assert not follower.requests
         turns = await gea.sessions().last_turns("default", "s", 1)
         assert [turn.assistant for turn in turns] == [text_of(9)][:num_tokens]
 
@@ -287,7 +288,7 @@ async def test_a_request_that_another_run_ends_is_left_to_it(monkeypatch: pytest
         heard = await asking
         assert heard.texts[0] == "its text"
         await all_committed(gea, GENERATION, Pool.GENERATION)
-        assert engine.requests == []
+        assert not engine.requests
         assert len(gea.broker.records(GENERATION)) == 1
 
 

@@ -245,3 +245,16 @@ def delivered(record: Record, *, generation: int) -> tuple[Delivery, asyncio.Eve
 
 def with_hop(headers: Headers, hop: int) -> Headers:
     return (*((name, value) for name, value in headers if name != HOP), (HOP, str(hop).encode()))
+
+
+async def test_a_copy_that_comes_after_the_end_costs_no_generation() -> None:
+    async with installation() as gea, gea.client() as client:
+        engine = FakeEngine("Within 30 days.")
+        await gea.start_all(engine)
+        first = await client.complete("How long?", request_id="r-1", **DIALOGUE)
+        (record,) = gea.broker.records(TOPIC)
+        producer = await gea.broker.producer()
+        await producer.send(TOPIC, record.value, key=record.key, headers=record.headers, partition=record.partition)
+        await gea.broker.until(lambda: Kind.CLAIM in [token.kind for token in gea.tokens_of("r-1")])
+        assert view_of(gea, "r-1").end == first.end
+        assert len(engine.requests) == 1

@@ -115,7 +115,7 @@ async def test_a_request_that_ended_before_its_commit_is_not_answered_again() ->
         engine = FakeEngine("something else")
         await gea.start(Pool.GENERATION, "generation-2", engine)
         await all_committed(gea, pool_topic(Pool.GENERATION, "blue"), Pool.GENERATION)
-        assert engine.requests == []
+        assert not engine.requests
         assert (await client.replay("r-1").answer()).text == answer.text
 
 
@@ -338,7 +338,7 @@ async def test_a_deadline_that_passes_in_the_queue_is_told_when_a_worker_comes()
         end = await end_of(gea, client, caught.value.request_id)
         assert end.failure is not None
         assert end.failure.code == "deadline_exceeded"
-        assert engine.requests == []
+        assert not engine.requests
 
 
 async def test_load_above_the_limit_is_rejected_with_a_time_and_may_come_again_under_its_id() -> None:

@@ -113,7 +113,7 @@ async def test_a_template_answers_without_the_engine() -> None:
         assert answer.end.strategy == "template"
         with_intent = await client.complete(GenerationRequest(prompt="hi", strategy=Strategy.TEMPLATE))
     assert with_intent.text != GREETING  # the annotator calls everything a return
-    assert engine.requests == []
+    assert not engine.requests
 
 
 async def test_every_choice_of_n_is_streamed_with_its_own_end() -> None:

@@ -101,10 +101,13 @@ class Run:
                 return
             self._found = found
         check_wanted(self._routed, self._parts.cancellations)
+        deadline = asyncio.timeout(seconds_left(self._routed))
         try:
-            async with asyncio.timeout(seconds_left(self._routed)):
+            async with deadline:
                 draft = await self._produce()
         except TimeoutError as error:
+            if not deadline.expired():
+                raise
             raise DeadlineExceededError("deadline_ms: passed during generation", field="deadline_ms") from error
         await self._finish(draft)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 import structlog
 
-from schemas.envelope import RoutedRequest
+from schemas.envelope import Origin, Reply, RoutedRequest
 from schemas.errors import (
     BrokerUnavailableError,
     DecodeError,
@@ -28,6 +28,7 @@ from schemas.worker import Pool
 from streams.broker import Broker
 from streams.cancellations import Cancellations
 from streams.delivery import Delivery
+from streams.expiring import ExpiringMap
 from streams.session import SessionStore
 from streams.telemetry import bind_request
 from streams.token_writer import TokenWriter, WriterLimits
@@ -44,6 +45,8 @@ from workers.outbox import Outbox
 from workers.stage import StageSnapshot
 
 LEASE_POLL_S = 0.05
+MAX_KNOWN = 10_000  # requests that have run here, for copies that come late
+KNOWN_S = 600.0
 
 log = structlog.get_logger(__name__)
 
@@ -61,9 +64,19 @@ class GenerationLimits:
     max_attempts: int = MAX_ATTEMPTS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """Whose request has run here, where its stream stands, and whether that has ended."""
+
+    tenant: str
+    origin: Origin
+    reply: Reply
+    has_ended: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class _Running:
-    """A request in work here. `has_ended` tells those who wait whether its stream is over, or they have to run it.
+    """A request in work here; who waits for it hears of `is_over`.
 
     `outranked` is set when a record of it waits here whose run will have a higher epoch.
     """
@@ -72,7 +85,7 @@ class _Running:
     epoch: Epoch
     run: Run | None = None
     outranked: asyncio.Event = field(default_factory=asyncio.Event)
-    has_ended: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    is_over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class GenerationHandler:
@@ -106,6 +119,7 @@ class GenerationHandler:
             lease_s=limits.lease_s,
         )
         self._running: dict[str, _Running] = {}
+        self._known: ExpiringMap[str, _Known | None] = ExpiringMap(max_age_s=KNOWN_S, max_items=MAX_KNOWN)
 
     @property
     def pool(self) -> Pool:
@@ -167,19 +181,17 @@ class GenerationHandler:
 
     async def _answer(self, delivery: Delivery, routed: RoutedRequest, cancelled: asyncio.Event) -> None:
         """Bring one request to its end and acknowledge it, or leave its record to the next owner by raising."""
-        received = routed  # a repeat is run as the first one further down, but takes nobody's place
         is_takeover, epoch = delivery.is_takeover or routed.hop > 0, epoch_of(delivery, routed.hop)
-        while (running := self._running.get(routed.request_id)) is not None:
-            if epoch > running.epoch and _is_same(received, running.routed):
-                running.outranked.set()
-            if await asyncio.shield(running.has_ended):
-                if routed.tenant != running.routed.tenant:
-                    owner = running.routed.reply
-                    await refuse_id_in_use(self._outbox, delivery, routed.request_id, received.reply, owner)
-                    delivery.done()
-                    return
-                routed = await self._joined(delivery, routed, running.routed)
-            is_takeover = True  # the end may have been written in vain: only the log tells
+        known = await self._until_free(routed, epoch)
+        if known is not None:
+            is_takeover = True  # its end may have been written in vain: only the log tells
+        if known is not None and known.has_ended:
+            if routed.tenant != known.tenant:
+                await refuse_id_in_use(self._outbox, delivery, routed.request_id, routed.reply, known.reply)
+                delivery.done()
+                return
+            received, routed = routed, await self._joined(delivery, routed, known)
+            await self._until_free(received, epoch)  # a repeat is run as the first one, but takes nobody's place
         running = self._running[routed.request_id] = _Running(routed=routed, epoch=epoch)
         is_over = False
         try:
@@ -189,12 +201,22 @@ class GenerationHandler:
             to = None  # the record that waits here is the one to finish
         finally:  # also before the request is handed on: it may come back here before that is acknowledged
             del self._running[routed.request_id]
-            running.has_ended.set_result(is_over)
+            known = _Known(tenant=routed.tenant, origin=routed.origin, reply=routed.reply, has_ended=is_over)
+            self._known.put(routed.request_id, known)
+            running.is_over.set()
         if to is not None:
             await hand_on(self._outbox, delivery, routed, to, self._topic)
         delivery.done()
 
-    async def _joined(self, delivery: Delivery, routed: RoutedRequest, first: RoutedRequest) -> RoutedRequest:
+    async def _until_free(self, routed: RoutedRequest, epoch: Epoch) -> _Known | None:
+        """Wait while the request is run here; return what is known of a run that was here not long ago."""
+        while (running := self._running.get(routed.request_id)) is not None:
+            if epoch > running.epoch and _is_same(routed, running.routed):
+                running.outranked.set()
+            await running.is_over.wait()
+        return self._known.get(routed.request_id, None)
+
+    async def _joined(self, delivery: Delivery, routed: RoutedRequest, first: _Known) -> RoutedRequest:
         """Return a copy of a request that has run here as one of the same stream; a repeat is pointed to that."""
         if routed.origin == first.origin:
             return routed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
@@ -29,6 +30,7 @@ from workers.generation.engine.stream import QueuedStream
 END_OF_SEQUENCE = 256
 VOCABULARY_SIZE = 512
 CONTROL_NAMES = ("<|im_start|>", "<|im_end|>")
+NUM_KEPT = 10_000
 SMOOTHING = 0.1  # weight of the newest step in `step_ms`
 Script = Callable[[EngineRequest, int], str]  # the text of each choice, by index
 Pause = Callable[[], Awaitable[None]]
@@ -104,7 +106,7 @@ class FakeEngine:
         self._is_running = False
         self._failure = ""
         self._max_context = max_context
-        self.requests: list[EngineRequest] = []  # all that were accepted, for tests
+        self.requests: deque[EngineRequest] = deque(maxlen=NUM_KEPT)  # the last that were accepted, for tests
 
     @property
     def identity(self) -> EngineIdentity:
