@@ -147,6 +147,9 @@ def pipeline(
     """
     from ops.bench.pipeline import PipelineOptions, find_peers, run_pipeline
     from ops.bench.pipeline_report import tables
+    from streams.telemetry import configure_logging
+
+    configure_logging("error")  # a log line for each request would be most of what the stages in process cost
 
     options = PipelineOptions(
         peers_python=find_peers(peers_python) if peers else None,
