@@ -27,7 +27,6 @@ from streams.topics import TOKENS, pool_group
 
 ASK_S = 0.03  # how often the group is asked whether it has noticed a death
 PATIENCE_S = 20.0  # a fault comes at last, even if no token does
-MAX_TOKENS_BETWEEN = 250
 COLOUR = "blue"
 GENERATION_GROUP = pool_group(Pool.GENERATION, COLOUR)
 STOP_S = 25.0
@@ -43,6 +42,8 @@ class Driver:
     stack: ChaosStack
     tail: Tail
     draw: random.Random
+    max_tokens_between: int = 250
+    """A fault comes after so many tokens of all readers at most."""
     on_fault: Callable[[FaultKind, int], None] = lambda kind, kills: None
     num_kills: int = 0
     num_kills_at_work: int = 0
@@ -68,7 +69,7 @@ class Driver:
     async def carry_out(self, plan: Sequence[FaultKind]) -> None:
         """Do one fault after the other, then wait until all are over and what was killed lives again."""
         for number, kind in enumerate(plan):
-            await self._after_tokens(self.draw.randint(1, MAX_TOKENS_BETWEEN))
+            await self._after_tokens(self.draw.randint(1, self.max_tokens_between))
             self.counts[kind.value] += 1
             await self._do(kind)
             self.on_fault(kind, self.num_kills)

@@ -45,6 +45,7 @@ class RoundPlan:
     size: Size
     num_readers: int = 14
     max_tokens: int = 160
+    max_tokens_between: int = 250
 
     @property
     def name(self) -> str:
@@ -57,7 +58,7 @@ async def run_round(wanted: RoundPlan, folder: Path, say: Say) -> RoundResult:
     began = time.monotonic()
     async with ChaosStack(folder, wanted.size) as stack, Tail(stack.direct) as tail:
         idle = await idle_tasks(stack)
-        driver = Driver(stack, tail, random.Random(wanted.name))
+        driver = Driver(stack, tail, random.Random(wanted.name), max_tokens_between=wanted.max_tokens_between)
         driver.on_fault = lambda kind, kills: say(f"{kills}/{wanted.num_kills} kills, {kind}")
         load = Load(wanted.name, wanted.max_tokens, driver.count_tokens)
         await _work(stack, load, driver, wanted)

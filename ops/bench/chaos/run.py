@@ -20,8 +20,9 @@ from ops.bench.chaos.round import RoundPlan, Say, run_round
 from ops.bench.chaos.stack import PRODUCTION, Size
 from workers.settings import EngineKind
 
-KILLS_PER_ROUND = {EngineKind.FAKE: 50, EngineKind.LOCAL: 5}
-READERS = {EngineKind.FAKE: 14, EngineKind.LOCAL: 6}
+KILLS_PER_ROUND = {EngineKind.FAKE: 50, EngineKind.LOCAL: 25}
+READERS = {EngineKind.FAKE: 14, EngineKind.LOCAL: 4}
+MAX_TOKENS_BETWEEN = {EngineKind.FAKE: 250, EngineKind.LOCAL: 50}  # between two faults, at their pace some seconds
 MAX_TOKENS = {EngineKind.FAKE: 160, EngineKind.LOCAL: 48}  # bytes of the scripted text; the model's tokens take longer
 
 
@@ -88,6 +89,7 @@ async def _one_round(options: ChaosOptions, number: int, num_kills: int, say: Sa
         size=options.size,
         num_readers=READERS[options.size.engine],
         max_tokens=MAX_TOKENS[options.size.engine],
+        max_tokens_between=MAX_TOKENS_BETWEEN[options.size.engine],
     )
     folder = Path(tempfile.mkdtemp(prefix="gea-chaos-"))
     is_evidence = True
