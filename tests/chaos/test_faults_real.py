@@ -112,13 +112,13 @@ async def test_a_broker_that_restarts_in_mid_stream_changes_no_answer(stack: Cha
     await assert_kept(stack, await load.run(lambda: away(stack, 0, is_killed=is_killed)))
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.soak)])
 async def test_a_broker_that_is_away_in_mid_stream_changes_no_answer(stack: ChaosStack, seconds: int) -> None:
     load = UnderLoad(stack, f"away-{seconds}")
     await assert_kept(stack, await load.run(lambda: away(stack, seconds), num_rounds=2))
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.soak)])
 async def test_answers_go_on_while_redis_is_frozen(stack: ChaosStack, seconds: int) -> None:
     load = UnderLoad(stack, f"frozen-{seconds}")
 

@@ -125,7 +125,7 @@ async def test_a_thousand_fuzzed_records_are_each_accounted_for_and_do_no_harm(s
     await besiege(seed, 1_000)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 async def test_ten_thousand_fuzzed_records_leave_memory_and_pace_as_they_were() -> None:
     tracemalloc.start()

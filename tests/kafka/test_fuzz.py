@@ -108,7 +108,7 @@ async def test_fuzzed_records_are_each_accounted_for_and_do_no_harm(settings: Br
     await besiege(settings, 1, 300)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 async def test_ten_thousand_fuzzed_records_leave_memory_and_pace_as_they_were(settings: BrokerSettings) -> None:
     await besiege(settings, 1_000, 10_000)

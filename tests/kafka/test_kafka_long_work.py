@@ -56,7 +56,7 @@ async def test_a_delivery_held_for_three_poll_intervals_stays_ours_and_is_commit
             await producer.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(420)
 async def test_five_minutes_of_work_with_a_poll_interval_of_twenty_seconds_are_normal(bootstrap: str) -> None:
     topic = f"five-{uuid4().hex[:8]}"

@@ -58,7 +58,7 @@ def test_whatever_happens_a_request_ends_once_without_a_gap_and_is_never_lost(bo
     assert found.num_ends > 100, "the bounds are too small to say anything"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("bounds", LARGE.values(), ids=LARGE)
 def test_the_same_holds_over_many_more_schedules(bounds: Bounds) -> None:
