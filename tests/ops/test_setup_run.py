@@ -152,7 +152,7 @@ def test_marks_of_the_quick_tests_leave_out_all_that_needs_real_parts(machine: P
     for mark in ("kafka", "redis", "model", "browser", "chaos", "slow", "gpu"):
         assert mark in quick[3]
     assert quick[4:] == ["-k", "word"]
-    assert call(machine, f"{show} --all").stdout.splitlines() == ["-m", "pytest", "-m", "not gpu"]
+    assert call(machine, f"{show} --all").stdout.splitlines() == ["-m", "pytest", "-m", "not (gpu or soak)"]
 
 
 def test_script_is_executable_and_holds_no_address() -> None:
