@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from schemas.codec import unpack
 from schemas.envelope import REQUEST_ID, ROUTED_TYPE, Reply, RoutedRequest, check_type, header
@@ -154,3 +154,18 @@ async def gather_all(*work: asyncio.Task[None]) -> None:
     for task in (task for task in work if task.done()):
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
+
+
+async def handle_each(batch: Sequence[Delivery], handle: Callable[[Delivery], Coroutine[Any, Any, None]]) -> None:
+    """Handle each delivery in its own task, which ends if its partition is lost. Raises as `gather_all`."""
+    tasks = []
+    for delivery in batch:
+        task = asyncio.create_task(handle(delivery))
+        delivery.attach(task)
+        tasks.append(task)
+    try:
+        await gather_all(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

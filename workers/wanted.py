@@ -6,7 +6,7 @@ Every pool asks the same question at the same places: when a request comes, and 
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from schemas.envelope import RoutedRequest
 from schemas.errors import DeadlineExceededError
@@ -16,18 +16,30 @@ from streams.clock import now_ms
 T = TypeVar("T")
 
 
-def check_deadline(routed: RoutedRequest) -> None:
-    """Raise DeadlineExceededError if the request's time is over."""
-    late_ms = now_ms() - routed.deadline_ms
-    if late_ms >= 0:
-        raise DeadlineExceededError(f"deadline_ms: passed {late_ms} ms ago", field="deadline_ms")
+class Wanted(Protocol):
+    """A request, at the door or on its way."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+    @property
+    def deadline_ms(self) -> int: ...
 
 
-def check_wanted(routed: RoutedRequest, cancellations: Cancellations) -> None:
+def check_deadline(deadline_ms: int, at_ms: int) -> None:
+    """Raise DeadlineExceededError if a deadline has come at a time; both are Unix times in milliseconds."""
+    if at_ms >= deadline_ms:
+        raise DeadlineExceededError(f"deadline_ms: passed {at_ms - deadline_ms} ms ago", field="deadline_ms")
+
+
+def check_wanted(request: Wanted, cancellations: Cancellations) -> None:
     """Raise RequestCancelledError or DeadlineExceededError if nobody waits for the request any more."""
-    if cancellations.is_cancelled(routed.request_id, routed.tenant):
-        raise cancellations.error(routed.request_id, routed.tenant)
-    check_deadline(routed)
+    if cancellations.is_cancelled(request.request_id, request.tenant):
+        raise cancellations.error(request.request_id, request.tenant)
+    check_deadline(request.deadline_ms, now_ms())
 
 
 def seconds_left(routed: RoutedRequest) -> float:

@@ -40,7 +40,7 @@ from workers.generation.probe import probe_engine
 from workers.generation.run import Parts, Run
 from workers.generation.settling import HandOn, hand_on, settle
 from workers.generation.takeover import OutrankedError
-from workers.handler import decode_routed, epoch_of, gather_all, refusal_epoch, refuse_id_in_use, refuse_record
+from workers.handler import decode_routed, epoch_of, handle_each, refusal_epoch, refuse_id_in_use, refuse_record
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
 
@@ -134,17 +134,7 @@ class GenerationHandler:
 
     async def handle(self, batch: Sequence[Delivery]) -> None:
         """Answer a batch, each request in its own task, which ends if its partition is lost."""
-        tasks = []
-        for delivery in batch:
-            task = asyncio.create_task(self._take(delivery))
-            delivery.attach(task)
-            tasks.append(task)
-        try:
-            await gather_all(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await handle_each(batch, self._take)
 
     def snapshot(self) -> StageSnapshot:
         """Return the engine's state."""

@@ -9,14 +9,13 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import msgspec
-
-from schemas.codec import Limits, convert, unpack_map
+from schemas.codec import Limits, convert, unpack_json_map, unpack_map
 from schemas.envelope import JSON, Origin, Reply, RequestHeaders, RoutedRequest, parse_request_headers
-from schemas.errors import DeadlineExceededError, DecodeError, InvalidRequestError, RejectedError
+from schemas.errors import InvalidRequestError, RejectedError
 from schemas.request import GenerationRequest, validate
 from schemas.worker import RouteStamp, WorkerStatus
 from streams.broker import Record
+from workers.wanted import check_deadline
 
 RETRY_AFTER_S = 2.0
 MAX_RETRY_AFTER_S = 60.0
@@ -71,7 +70,8 @@ def read_request(record: Record, limits: DoorLimits) -> GenerationRequest:
     if size > limits.max_request_bytes:
         raise InvalidRequestError(f"body: {size} bytes, at most {limits.max_request_bytes} are allowed", field="body")
     headers = parse_request_headers(record.headers)
-    body = _json_map(record.value) if headers.content_type == JSON else unpack_map(record.value, _body_limits(limits))
+    unpack = unpack_json_map if headers.content_type == JSON else unpack_map
+    body = unpack(record.value, _body_limits(limits))
     request = convert(body, GenerationRequest)
     validate(request, max_tokens=limits.max_length)
     return request
@@ -104,8 +104,7 @@ def deadline_of(headers: RequestHeaders, limits: DoorLimits, now_ms: int) -> int
     """
     if headers.deadline_ms is None:
         return now_ms + limits.deadline_ms
-    if headers.deadline_ms <= now_ms:
-        raise DeadlineExceededError(f"deadline_ms: passed {now_ms - headers.deadline_ms} ms ago", field="deadline_ms")
+    check_deadline(headers.deadline_ms, now_ms)
     if headers.deadline_ms > now_ms + limits.max_deadline_ms:
         raise InvalidRequestError(
             f"deadline_ms: at most {limits.max_deadline_ms} ms from now are allowed", field="deadline_ms"
@@ -147,13 +146,3 @@ def stamp(
 
 def _body_limits(limits: DoorLimits) -> Limits:
     return Limits(message_bytes=limits.max_request_bytes, string_bytes=limits.max_request_bytes)
-
-
-def _json_map(raw: bytes | None) -> dict[str, object]:
-    try:
-        value = msgspec.json.decode(raw or b"")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise DecodeError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise DecodeError(f"expected a map, got {type(value).__name__}")
-    return value

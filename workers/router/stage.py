@@ -33,7 +33,7 @@ from streams.delivery import Delivery
 from streams.directory import Directory
 from streams.session import Marker, SessionStore
 from streams.telemetry import bind_request, child_traceparent
-from workers.handler import gather_all, refusal_epoch, refuse_id_in_use, refuse_record, request_id_of
+from workers.handler import handle_each, refusal_epoch, refuse_id_in_use, refuse_record, request_id_of
 from workers.outbox import Outbox
 from workers.router.admission import DoorLimits, check_load, deadline_of, load_of, read_request, reply_of, stamp
 from workers.router.cost import estimate_tokens
@@ -94,17 +94,7 @@ class RouterHandler:
 
     async def handle(self, batch: Sequence[Delivery]) -> None:
         """Route a batch, each request in its own task, which ends if its partition is lost."""
-        tasks = []
-        for delivery in batch:
-            task = asyncio.create_task(self._route(delivery))
-            delivery.attach(task)
-            tasks.append(task)
-        try:
-            await gather_all(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await handle_each(batch, self._route)
 
     def snapshot(self) -> StageSnapshot:
         """Return how many wait; the router has no steps."""

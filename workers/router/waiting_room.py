@@ -11,12 +11,13 @@ import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 
-from schemas.errors import DeadlineExceededError, RejectedError
+from schemas.errors import RejectedError
 from schemas.request import Priority
 from streams.cancellations import Cancellations
 from streams.clock import now_ms
 from workers.router.fair_queue import FairQueue
 from workers.router.room import Room
+from workers.wanted import check_wanted
 
 RECHECK_S = 0.01  # room comes with statuses, and without: what was sent counts as answered after a while
 MIN_RETRY_AFTER_S = 1.0
@@ -91,7 +92,7 @@ class WaitingRoom:
         """
         watching = self._cancellations.watch(ticket.request_id, ticket.tenant, lease_s=ticket.reader_lease_s)
         with watching as cancelled:
-            self._check_wanted(ticket)
+            check_wanted(ticket, self._cancellations)
             if not len(self._queue) and self._room.has_room():
                 self._room.send(ticket.tokens, is_limited=False)
                 return
@@ -106,14 +107,7 @@ class WaitingRoom:
                     place.turn.exception()  # looked at, even if nobody waits for it any more
             if place.turn.done():
                 place.turn.result()
-            self._check_wanted(ticket)
-
-    def _check_wanted(self, ticket: Ticket) -> None:
-        if self._cancellations.is_cancelled(ticket.request_id, ticket.tenant):
-            raise self._cancellations.error(ticket.request_id, ticket.tenant)
-        late_ms = now_ms() - ticket.deadline_ms
-        if late_ms >= 0:
-            raise DeadlineExceededError(f"deadline_ms: passed {late_ms} ms ago", field="deadline_ms")
+            check_wanted(ticket, self._cancellations)
 
     def _check_door(self, ticket: Ticket) -> None:
         """Raise RejectedError for who may not wait. A full room makes place for a tenant that holds less of it."""
