@@ -75,16 +75,22 @@ def test_the_readmes_examples_work_as_they_stand(stack: WholeStack, tmp_path: Pa
 
 
 async def test_bad_bytes_on_real_kafka_are_dead_lettered_and_block_nobody(broker: KafkaBroker) -> None:
+    bad = {
+        "bad-bytes": (b"\xc1\xff", "undecodable"),
+        "no-bytes": (b"", "undecodable"),
+        "too-many-bytes": (msgpack.packb({"prompt": "x" * 1_000_000}), "invalid_request"),
+    }
     producer = await broker.producer()
     try:
-        for value in (b"\xc1\xff", b"", msgpack.packb({"prompt": "x" * 1_000_000})):
-            await producer.send(REQUESTS, value, key=b"k", headers=(("request_id", b"bad-bytes"),))
+        for request_id, (value, _) in bad.items():
+            await producer.send(REQUESTS, value, key=b"k", headers=(("request_id", request_id.encode()),))
     finally:
         await producer.close()
     async with GeaClient(broker) as client:
-        with pytest.raises(RequestFailedError) as caught:
-            await client.replay("bad-bytes").answer()
-        assert caught.value.failure_code == "undecodable"
+        for request_id, (_, failure_code) in bad.items():
+            with pytest.raises(RequestFailedError) as caught:
+                await client.replay(request_id).answer()
+            assert caught.value.failure_code == failure_code
         with pytest.raises(InvalidRequestError, match="at most"):
             await client.complete("x" * 1_000_000)
         answer = await client.complete("When are you open on Sunday?")

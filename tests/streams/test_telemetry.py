@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import socket
-from collections.abc import Iterator
 from urllib.request import urlopen
 
 import pytest
@@ -28,14 +27,10 @@ PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
 @pytest.fixture
-def lines() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    handlers, level, before = root.handlers, root.level, structlog.get_config()
+def lines() -> io.StringIO:
     stream = io.StringIO()
     configure_logging("info", stream=stream, pool="intent", worker_id="w1")
-    yield stream
-    root.handlers, root.level = handlers, level
-    structlog.configure(**before)
+    return stream
 
 
 def events(stream: io.StringIO) -> list[dict[str, object]]:
