@@ -25,6 +25,7 @@ from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_group, pool_topic
 from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
+from workers.router.admission import load_of
 
 TEXT = "A long answer that a worker may not live to finish."
 
@@ -352,7 +353,7 @@ async def test_load_above_the_limit_is_rejected_with_a_time_and_may_come_again_u
         directory = router._directory  # type: ignore[attr-defined]
 
         def is_seen() -> bool:
-            return any(status.requests_in_flight for status in directory.workers(Pool.GENERATION))
+            return load_of(directory.workers(Pool.GENERATION)).num_requests > 0
 
         assert await directory.wait_until(is_seen, timeout_s=10)
         with pytest.raises(RequestFailedError) as caught:

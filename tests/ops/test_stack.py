@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from ops.stack import (
     stacks_folder,
 )
 
+SLEEPER_ID = uuid.uuid4().hex  # another run of these tests may be on this machine
+
 
 def state_of(folder: StackFolder, *parts: Part, is_ready: bool = True) -> StackState:
     return StackState(id="an-id", name=folder.name, folder=str(folder.path), is_ready=is_ready, parts=parts)
@@ -38,7 +41,7 @@ def part_of(process: Process) -> Part:
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     """A process that runs until it is told to end."""
-    environ = os.environ | {ID_VARIABLE: "id-of-the-sleeper"}
+    environ = os.environ | {ID_VARIABLE: SLEEPER_ID}
     command = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as process:
         assert process.stdout is not None
@@ -121,6 +124,6 @@ def test_stack_runs_only_when_ready_and_alive(tmp_path: Path, sleeper: subproces
 
 
 def test_stray_is_found_by_the_id_in_its_environment(sleeper: subprocess.Popen[bytes]) -> None:
-    assert [each.pid for each in find_strays("id-of-the-sleeper")] == [sleeper.pid]
+    assert [each.pid for each in find_strays(SLEEPER_ID)] == [sleeper.pid]
     assert find_strays("another-id") == []
     assert find_strays("") == []
