@@ -28,7 +28,7 @@ from streams.kafka import KafkaBroker
 from streams.kafka_groups import KafkaGroups
 from streams.settings import BrokerSettings, Timeouts
 from streams.topics import topic_specs
-from workers.settings import EngineKind, Settings, load_settings
+from workers.settings import EngineKind, KafkaSection, Settings, load_settings
 
 DIRECT = "DIRECT"
 READY_S = 90.0
@@ -43,8 +43,9 @@ class Sessions:
     heartbeat_ms: int = 500
 
 
+DEFAULTS = KafkaSection()
 SHORT = Sessions()
-PRODUCTION = Sessions(session_ms=8_000, heartbeat_ms=3_000)  # the defaults of `workers.settings`
+PRODUCTION = Sessions(session_ms=DEFAULTS.session_timeout_ms, heartbeat_ms=DEFAULTS.heartbeat_interval_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +193,7 @@ def configuration(size: Size, bootstrap: str, redis_url: str) -> dict[str, Any]:
             "bootstrap": bootstrap,
             "partitions": size.num_partitions,
             "replication": 1,
-            "request_timeout_ms": 4_000 if size.sessions == SHORT else 10_000,
+            "request_timeout_ms": 4_000 if size.sessions == SHORT else DEFAULTS.request_timeout_ms,
             "session_timeout_ms": size.sessions.session_ms,
             "heartbeat_interval_ms": size.sessions.heartbeat_ms,
             "rebalance_timeout_ms": 10_000,
