@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import subprocess
@@ -13,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ops.bench.percentile import nearest_rank
 from ops.bench.pipeline_path import (
     HOPS,
     SIZE,
@@ -137,11 +137,10 @@ def idle_figures(on_kafka: Sequence[Passage], in_process: Sequence[Passage]) -> 
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Return median and 99th percentile: the value that so many lie at or below (nearest rank)."""
+    """Return median and 99th percentile by nearest rank. Raises CommandError for no values."""
     if not values:
         raise CommandError("no request was seen on all of its hops")
-    ordered = sorted(values)
-    return {f"p{p}": round(ordered[max(0, math.ceil(p / 100 * len(ordered)) - 1)], 1) for p in (50, 99)}
+    return {f"p{p}": round(nearest_rank(values, p / 100), 1) for p in (50, 99)}
 
 
 def conditions(options: PipelineOptions, broker: str) -> dict[str, Any]:

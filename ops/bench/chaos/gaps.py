@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ops.bench.chaos.checker import Entry, Seen
+from ops.bench.percentile import nearest_rank
 from schemas.tokens import Epoch, Kind
 
 TOLERANCE_MS = 150  # the group is asked every few tens of milliseconds
@@ -70,11 +71,8 @@ def longest_gap_ms(seen: Seen) -> int:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the value below which `share` of the values lie (nearest rank), None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered)) - 1))]
+    """Return the nearest-rank percentile, None of nothing: a round may see no take-over."""
+    return nearest_rank(values, share) if values else None
 
 
 def _claims(entries: Sequence[Entry]) -> list[tuple[Entry, Entry]]:
