@@ -22,18 +22,9 @@ from schemas.worker import Pool
 from streams.cancellations import Cancellations
 from streams.control_follower import ControlFollower
 from streams.directory import Directory
-from streams.settings import ConsumerLimits
 from streams.telemetry import Metrics, configure_logging, serve_metrics
 from workers.build import HandlerBuilder, Loader, build_handler, build_placement, preload
-from workers.connect import (
-    await_topics,
-    consumer_limits,
-    direct_limits,
-    kafka_broker,
-    outlier_limits,
-    router_limits,
-    start_producer,
-)
+from workers.connect import await_topics, kafka_broker, limits_of, outlier_limits, start_producer
 from workers.outbox import Outbox
 from workers.runtime import Worker, default_worker_id
 from workers.settings import Settings, load_settings
@@ -108,7 +99,7 @@ async def _run(
                 outbox,
                 worker_id=worker_id,
                 colour=colour,
-                limits=_limits(settings, pool),
+                limits=limits_of(settings, pool),
                 heartbeat_s=settings.worker.heartbeat_s,
                 drain_s=settings.worker.drain_s,
                 grace_s=settings.worker.grace_s,
@@ -129,12 +120,6 @@ def _metrics(settings: Settings, pool: Pool, colour: str, stack: AsyncExitStack)
     stack.callback(server.close)
     log.info("metrics", host=settings.worker.metrics_host, port=server.port)
     return metrics
-
-
-def _limits(settings: Settings, pool: Pool) -> ConsumerLimits:
-    if pool is Pool.ROUTER:
-        return router_limits(settings)
-    return consumer_limits(settings) if pool in (Pool.INTENT, Pool.RETRIEVAL) else direct_limits(settings)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

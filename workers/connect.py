@@ -8,6 +8,7 @@ from dataclasses import replace
 import structlog
 
 from schemas.errors import UnavailableError
+from schemas.worker import Pool
 from streams.broker import Broker, Producer
 from streams.kafka import KafkaBroker
 from streams.settings import BrokerSettings, ConsumerLimits, Protocol, Security, StoreSettings, Timeouts, Tls
@@ -58,6 +59,17 @@ def kafka_broker(settings: Settings, *, client_id: str = "gea") -> KafkaBroker:
 def store_settings(redis: RedisSection) -> StoreSettings:
     """Return how to reach Redis. Raises ConfigError."""
     return StoreSettings(url=redis.url, state_url=redis.state_url, timeout_ms=redis.timeout_ms, tls=_tls(redis))
+
+
+def limits_of(settings: Settings, pool: Pool) -> ConsumerLimits:
+    """Return how the workers of a pool take their records."""
+    match pool:
+        case Pool.ROUTER:
+            return router_limits(settings)
+        case Pool.INTENT | Pool.RETRIEVAL:
+            return consumer_limits(settings)
+        case Pool.GENERATION:
+            return direct_limits(settings)
 
 
 def consumer_limits(settings: Settings) -> ConsumerLimits:

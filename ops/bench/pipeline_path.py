@@ -27,11 +27,10 @@ from streams.broker import Broker, LogReader, TopicPartition
 from streams.cancellations import Cancellations
 from streams.client import ClientSettings, GeaClient
 from streams.memory import MemoryBroker
-from streams.settings import ConsumerLimits
 from streams.topics import TOKENS, pool_topic, topic_specs
 from workers.annotating import AnnotatingHandler
 from workers.build import build_handler
-from workers.connect import consumer_limits, direct_limits, router_limits
+from workers.connect import limits_of
 from workers.handler import Handler
 from workers.outbox import Outbox
 from workers.runtime import Worker
@@ -116,13 +115,7 @@ async def _worker(pool: Pool, settings: Settings, broker: Broker, stack: AsyncEx
         handler = AnnotatingHandler(FixedAnnotator(pool), outbox, cancellations=cancellations)
     else:
         handler = await build_handler(pool, settings, broker, outbox, stack, colour=COLOUR, cancellations=cancellations)
-    return Worker(broker, handler, outbox, worker_id=f"{pool}-1", colour=COLOUR, limits=_limits(pool, settings))
-
-
-def _limits(pool: Pool, settings: Settings) -> ConsumerLimits:
-    if pool is Pool.ROUTER:
-        return router_limits(settings)
-    return direct_limits(settings) if pool is Pool.GENERATION else consumer_limits(settings)
+    return Worker(broker, handler, outbox, worker_id=f"{pool}-1", colour=COLOUR, limits=limits_of(settings, pool))
 
 
 def write_settings(folder: Path, bootstrap: str, redis_url: str) -> tuple[Path, Settings]:
