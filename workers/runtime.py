@@ -20,6 +20,7 @@ from streams.broker import Broker
 from streams.clock import now_ms
 from streams.consumer import ConsumerStatistics, PoolConsumer
 from streams.directory import Directory, Heartbeat
+from streams.racing import first_of
 from streams.settings import ConsumerLimits
 from streams.topics import pool_group, pool_topic
 from workers.handler import Handler
@@ -152,18 +153,8 @@ class Worker:
         self._enter(WorkerState.READY)
         self.ready.set()
         log.info("ready", pool=self._handler.pool, started_in_ms=now_ms() - self._started_ms)
-        stopping = asyncio.create_task(stop.wait())
-        suspended = asyncio.create_task(self._standby.until_suspended() if self._may_step_aside else stop.wait())
-        succeeding = asyncio.create_task(self._succeed(consumer))
-        tasks = (stopping, suspended, succeeding)
-        try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in ended:
-            task.result()  # raises what crashed
+        suspended = (self._standby.until_suspended(),) if self._may_step_aside else ()
+        await first_of(stop.wait(), *suspended, self._succeed(consumer))
 
     async def _succeed(self, consumer: PoolConsumer) -> None:
         """Take over from peers as soon as they have gone, not at the next heartbeat of the group."""

@@ -17,6 +17,7 @@ import structlog
 from schemas.errors import ConfigError, GeaError
 from streams.consumer import PoolConsumer
 from streams.delivery import Delivery
+from streams.racing import first_of, racing
 from workers.handler import Handler
 
 log = structlog.get_logger(__name__)
@@ -53,15 +54,7 @@ class Serving:
     async def until(self, work: Coroutine[Any, Any, Any]) -> None:
         """Serve until `work` is done, or nothing comes any more. Raises what ended the stay otherwise."""
         assert self._receiving is not None
-        task = asyncio.create_task(work)
-        try:
-            await asyncio.wait((task, self._receiving, self._crash), return_when=asyncio.FIRST_COMPLETED)
-            for ended in (self._receiving, self._crash, task):
-                if ended.done():
-                    ended.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await first_of(work, beside=(self._receiving, self._crash))
 
     async def drain(self, limits: DrainLimits, has_peers: Callable[[], bool]) -> None:
         """Serve what still comes for a while, take no more, let work finish; with peers, let nobody wait behind us."""
@@ -69,29 +62,14 @@ class Serving:
         if has_peers():
             await self.until(self.consumer.idle(min(limits.grace_s, limits.drain_s)))
         left_s = max(0.0, limits.drain_s - (asyncio.get_running_loop().time() - began))
-        finishing = asyncio.create_task(self.consumer.drain(left_s))
-        handing_over = asyncio.create_task(self._until_somebody_waits(has_peers))
-        try:
-            ended, _ = await asyncio.wait((finishing, handing_over, self._crash), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (finishing, handing_over):
-                task.cancel()
-            await asyncio.gather(finishing, handing_over, return_exceptions=True)
-        for each in ended:
-            each.result()
+        await first_of(self.consumer.drain(left_s), self._until_somebody_waits(has_peers), beside=(self._crash,))
 
     async def join(self, stop: asyncio.Event) -> bool:
         """Join the group and begin to serve; False if `stop` came first, as it may while the broker is away."""
-        joining, stopping = asyncio.create_task(self.consumer.__aenter__()), asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
+        async with racing(self.consumer.__aenter__(), stop.wait()) as (joining, _):
             if not joining.done():
                 return False
             joining.result()
-        finally:
-            for task in (joining, stopping):
-                task.cancel()
-            await asyncio.gather(joining, stopping, return_exceptions=True)
         self._receiving = asyncio.create_task(self._receive())
         return True
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from schemas.worker import WorkerState, WorkerStatus
+from streams.racing import first_of
 from workers.suspension import MIN_READY, OutlierLimits, OutlierWatch, ProbePace, has_precedence, may_return
 
 log = structlog.get_logger(__name__)
@@ -52,15 +53,7 @@ class Standby:
     async def until_fit(self, stop: asyncio.Event) -> None:
         """Probe with growing pauses; return when the worker may take work again, or is to stop."""
         self._pace.suspend(_now())
-        recovering, stopping = asyncio.create_task(self._until_fit()), asyncio.create_task(stop.wait())
-        try:
-            ended, _ = await asyncio.wait((recovering, stopping), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (recovering, stopping):  # a stop waits for no probe: that may hang
-                task.cancel()
-            await asyncio.gather(recovering, stopping, return_exceptions=True)
-        for each in ended:
-            each.result()  # raises what crashed
+        await first_of(self._until_fit(), stop.wait())  # a stop waits for no probe: that may hang
         self._pace.come_back(_now())
 
     async def _until_fit(self) -> None:

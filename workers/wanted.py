@@ -12,6 +12,7 @@ from schemas.envelope import RoutedRequest
 from schemas.errors import DeadlineExceededError
 from streams.cancellations import Cancellations
 from streams.clock import now_ms
+from streams.racing import racing
 
 T = TypeVar("T")
 
@@ -57,13 +58,9 @@ async def while_wanted(
     """
     lease_s = routed.request.reader_lease_s
     with cancellations.watch(routed.request_id, routed.tenant, lease_s=lease_s) as cancelled:
-        cancelling = asyncio.create_task(cancelled.wait())
-        try:
-            left_s = min(timeout_s, seconds_left(routed))
-            await asyncio.wait((work, cancelling), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            cancelling.cancel()
-        check_wanted(routed, cancellations)
+        left_s = min(timeout_s, seconds_left(routed))
+        async with racing(cancelled.wait(), beside=(work,), timeout_s=left_s):
+            check_wanted(routed, cancellations)
     if not work.done():
         raise TimeoutError(f"not done in {timeout_s:g} s")
     return work.result()

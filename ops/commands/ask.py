@@ -131,12 +131,10 @@ async def _ask(
 async def _follow_or_cancel(client: GeaClient, stream: ChunkStream, printer: TextPrinter) -> tuple[Answered, bool]:
     """Follow a stream to its end; the first interrupt cancels the request and shows what came, the second leaves."""
     from ops import answering
+    from streams.racing import racing
 
-    following = asyncio.create_task(answering.follow(stream, on_chunk=printer))
     with first_interrupt() as interrupted:
-        hearing = asyncio.create_task(interrupted.wait())
-        try:
-            await asyncio.wait((following, hearing), return_when=asyncio.FIRST_COMPLETED)
+        async with racing(answering.follow(stream, on_chunk=printer), interrupted.wait()) as (following, _):
             if not following.done():
                 Reporter().note("cancelling; Ctrl-C again leaves at once")
                 await client.cancel(stream.request_id, reason="interrupted by its reader")
@@ -145,10 +143,6 @@ async def _follow_or_cancel(client: GeaClient, stream: ChunkStream, printer: Tex
                 why = f"the cancel of request {stream.request_id} is sent, but nobody has ended it in {CANCEL_S:g} s"
                 raise CommandError(f"{why}: does a worker of every pool run?", code="response_timeout")
             return following.result(), interrupted.is_set()
-        finally:
-            for task in (following, hearing):
-                task.cancel()
-            await asyncio.gather(following, hearing, return_exceptions=True)
 
 
 def open_client(kafka: str | None, config: Path | None, name: str, *, tenant: str = "default") -> GeaClient:

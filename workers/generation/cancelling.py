@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from schemas.errors import RequestCancelledError
+from streams.racing import racing
 from workers.generation.engine import Engine
 
 T = TypeVar("T")
@@ -20,16 +21,11 @@ async def unless_cancelled(cancelled: asyncio.Event, work: Coroutine[Any, Any, T
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, T], error: Exception) -> T:
     """Do some work; give it up and raise `error` as soon as `event` is set."""
-    working, hearing = asyncio.create_task(work), asyncio.create_task(event.wait())
-    try:
-        await asyncio.wait((working, hearing), return_when=asyncio.FIRST_COMPLETED)
+    async with racing(work, event.wait()) as (working, _):
         if event.is_set():
             raise error
-        return working.result()
-    finally:
-        for task in (working, hearing):
-            task.cancel()
-        await asyncio.gather(working, hearing, return_exceptions=True)
+        done: T = working.result()
+        return done
 
 
 @asynccontextmanager

@@ -8,13 +8,13 @@ again after a worker died is never rejected; a tenant that floods the room makes
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 
 from schemas.errors import RejectedError
 from schemas.request import Priority
 from streams.cancellations import Cancellations
 from streams.clock import now_ms
+from streams.racing import racing
 from workers.router.fair_queue import FairQueue
 from workers.router.room import Room
 from workers.wanted import check_wanted
@@ -101,7 +101,9 @@ class WaitingRoom:
             self._queue.push(place, tenant=ticket.tenant, priority=ticket.priority, tokens=ticket.tokens)
             self._has_waiting.set()
             try:
-                await _first_of(place.turn, cancelled, (ticket.deadline_ms - now_ms()) / 1000)
+                left_s = max(0.0, (ticket.deadline_ms - now_ms()) / 1000)
+                async with racing(cancelled.wait(), beside=(place.turn,), timeout_s=left_s):
+                    pass
             finally:
                 if not self._queue.remove(place, tenant=ticket.tenant, priority=ticket.priority):
                     place.turn.exception()  # looked at, even if nobody waits for it any more
@@ -157,14 +159,3 @@ class WaitingRoom:
             assert place is not None
             self._room.send(place.ticket.tokens, is_limited=True)
             place.turn.set_result(None)
-
-
-async def _first_of(turn: asyncio.Future[None], cancelled: asyncio.Event, timeout_s: float) -> None:
-    """Wait for the turn, a cancellation or the deadline, whichever is first."""
-    watching = asyncio.create_task(cancelled.wait())
-    try:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await asyncio.wait((turn, watching), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        watching.cancel()
