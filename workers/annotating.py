@@ -22,7 +22,7 @@ from streams.clock import now_ms
 from streams.delivery import Delivery
 from streams.telemetry import bind_request
 from streams.topics import TOKENS
-from workers.handler import decode_batch, end_early, gather_all
+from workers.handler import decode_batch, end_early, handle_each
 from workers.outbox import Outbox
 from workers.stage import Annotator, StageSnapshot
 from workers.wanted import seconds_left, while_wanted
@@ -60,7 +60,10 @@ class AnnotatingHandler:
         requests = [routed for _, routed in decoded]
         annotating = asyncio.create_task(self._annotate(requests))
         try:
-            await self._finish_all(decoded, annotating)
+            await handle_each(
+                (delivery, self._finish(delivery, routed, annotating, place))
+                for place, (delivery, routed) in enumerate(decoded)
+            )
         finally:  # an annotation that nobody waits for any more is given up
             annotating.cancel()
             await asyncio.gather(annotating, return_exceptions=True)
@@ -78,20 +81,6 @@ class AnnotatingHandler:
     async def stop(self) -> None:
         """Stop the annotator."""
         await self._annotator.stop()
-
-    async def _finish_all(self, decoded: Sequence[tuple[Delivery, RoutedRequest]], annotating: Annotating) -> None:
-        """Finish each request in a task of its own, which ends if its partition is lost."""
-        tasks = []
-        for place, (delivery, routed) in enumerate(decoded):
-            task = asyncio.create_task(self._finish(delivery, routed, annotating, place))
-            delivery.attach(task)
-            tasks.append(task)
-        try:
-            await gather_all(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _finish(self, delivery: Delivery, before: RoutedRequest, annotating: Annotating, place: int) -> None:
         """Bring one request of a batch on its way, or to its end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from schemas.codec import unpack
@@ -147,25 +147,27 @@ async def end_early(outbox: Outbox, delivery: Delivery, routed: RoutedRequest, e
     delivery.done()
 
 
-async def gather_all(*work: asyncio.Task[None]) -> None:
-    """Wait for all tasks, or until one has failed: raise that failure, however long the others may take still."""
-    if work:
-        await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
-    for task in (task for task in work if task.done()):
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error
+async def handle_each(work: Iterable[tuple[Delivery, Coroutine[Any, Any, None]]]) -> None:
+    """Do the work of each delivery in a task of its own, which ends if its partition is lost.
 
-
-async def handle_each(batch: Sequence[Delivery], handle: Callable[[Delivery], Coroutine[Any, Any, None]]) -> None:
-    """Handle each delivery in its own task, which ends if its partition is lost. Raises as `gather_all`."""
+    Raises the first failure that is no cancellation, at once, however long the others would take still.
+    """
     tasks = []
-    for delivery in batch:
-        task = asyncio.create_task(handle(delivery))
+    for delivery, handling in work:
+        task = asyncio.create_task(handling)
         delivery.attach(task)
         tasks.append(task)
     try:
-        await gather_all(*tasks)
+        await _until_all_done_or_one_failed(tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _until_all_done_or_one_failed(tasks: Sequence[asyncio.Task[None]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error

@@ -134,7 +134,7 @@ class GenerationHandler:
 
     async def handle(self, batch: Sequence[Delivery]) -> None:
         """Answer a batch, each request in its own task, which ends if its partition is lost."""
-        await handle_each(batch, self._take)
+        await handle_each((delivery, self._take(delivery)) for delivery in batch)
 
     def snapshot(self) -> StageSnapshot:
         """Return the engine's state."""

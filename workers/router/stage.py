@@ -94,7 +94,7 @@ class RouterHandler:
 
     async def handle(self, batch: Sequence[Delivery]) -> None:
         """Route a batch, each request in its own task, which ends if its partition is lost."""
-        await handle_each(batch, self._route)
+        await handle_each((delivery, self._route(delivery)) for delivery in batch)
 
     def snapshot(self) -> StageSnapshot:
         """Return how many wait; the router has no steps."""
