@@ -41,17 +41,15 @@ class Backlog:
         known = self._status
         if status == known:
             return
-        is_same_life = known is not None and known.started_ms == status.started_ms
-        num_finished = status.num_handled - known.num_handled if known is not None and is_same_life else 0
-        if not is_same_life:
+        num_finished = finished_between(known, status)
+        if num_finished is None:
             self._request_s = status.request_ms / 1000
             self._rate, self._confirmed_s = 0.0, now_s
         elif num_finished > 0:
             self._learn(status.request_ms / 1000, num_finished, now_s)
         while self._sent and self._sent[0][0] < now_s - SETTLE_S:
             self._sent.popleft()
-        # What is finished but not committed stands in the lag, too; it waits for nobody.
-        in_log = max(0, status.lag - status.requests_in_flight - max(0, num_finished))
+        in_log = waiting_in_log(status, num_finished or 0)
         self._work = received_work(status, mean_tokens) + in_log + sum(work for _, work in self._sent)
         self._at_s = now_s
         self._status = status
@@ -86,6 +84,21 @@ class Backlog:
         self._request_s += weight * (request_s - self._request_s)
         self._rate += weight * (num_finished / span_s - self._rate)
         self._confirmed_s = now_s
+
+
+def finished_between(known: WorkerStatus | None, status: WorkerStatus) -> int | None:
+    """Return the requests that a worker has finished from one status to the next, None if it began anew between them."""
+    if known is None or known.started_ms != status.started_ms:
+        return None
+    return status.num_handled - known.num_handled
+
+
+def waiting_in_log(status: WorkerStatus, num_finished: int) -> int:
+    """Return the records that a worker has not received: the lag, without those that it has in hand or just finished.
+
+    What is finished but not committed stands in the lag, too; it waits for nobody.
+    """
+    return max(0, status.lag - status.requests_in_flight - max(0, num_finished))
 
 
 def received_work(status: WorkerStatus, mean_tokens: float) -> float:

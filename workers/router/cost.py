@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from schemas.request import GenerationRequest
 
+SMOOTHING = 0.95
 BYTES_PER_TOKEN = 3
 """English has about 4 bytes to a token, Chinese 3 bytes to a character and little more than a token to each; a
 tokenizer per model would be exact and would tie the door to the weights. Shares and limits only compare estimates."""
+
+
+class MeanTokens:
+    """What a request costs on average; late ones count for more. `value` is 0 before the first."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, tokens: int) -> None:
+        """Take one more request in."""
+        self.value += (1 - SMOOTHING) * (tokens - self.value) if self.value else tokens
 
 
 def estimate_tokens(request: GenerationRequest, *, max_length: int) -> int:

@@ -19,10 +19,9 @@ from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import Broker
 from streams.topics import pool_topic
 from workers.router.backlog import Backlog
-from workers.router.cost import estimate_tokens
+from workers.router.cost import MeanTokens, estimate_tokens
 
 DEFAULT_PACE_S = 1.0  # before any worker has finished a request: only backlogs are compared
-COST_SMOOTHING = 0.95
 AVOIDED = frozenset({WorkerState.DRAINING, WorkerState.SUSPENDED, WorkerState.FAILED})
 
 
@@ -122,7 +121,7 @@ class LeastLoad:
         self._backlogs: dict[str, Backlog] = {}
         self._known: dict[tuple[Pool, str], tuple[tuple[WorkerStatus, ...], dict[str, tuple[int, ...]]]] = {}
         self._turns: dict[str, Turn] = {}
-        self._mean_tokens = 0.0
+        self._mean_tokens = MeanTokens()
         self._num_chosen = 0
 
     def partition(self, topic: str, routed: RoutedRequest) -> int | None:
@@ -131,11 +130,11 @@ class LeastLoad:
         if routed.request.session_id is not None or count is None:
             return None
         tokens = estimate_tokens(routed.request, max_length=self._max_length)
-        self._mean_tokens += (1 - COST_SMOOTHING) * (tokens - self._mean_tokens) if self._mean_tokens else tokens
+        self._mean_tokens.add(tokens)
         owners = self._owners(pool, getattr(routed.route, pool.value), count) if pool is not None else {}
         if not owners:
             return self._fallback.partition(topic, routed)
-        best = self._choose(owners, tokens / self._mean_tokens if pool is Pool.GENERATION else 1.0)
+        best = self._choose(owners, tokens / self._mean_tokens.value if pool is Pool.GENERATION else 1.0)
         return self._turns.setdefault(best, Turn()).next(owners[best])
 
     def _choose(self, owners: dict[str, tuple[int, ...]], own_work: float) -> str:
@@ -160,7 +159,7 @@ class LeastLoad:
             return known[1]
         self._forget({status.worker_id for status in self._workers.workers(state=None)})
         for status in statuses:
-            self._backlogs.setdefault(status.worker_id, Backlog()).take(status, self._clock(), self._mean_tokens)
+            self._backlogs.setdefault(status.worker_id, Backlog()).take(status, self._clock(), self._mean_tokens.value)
         owner_of = {p: s for s in sorted(statuses, key=lambda s: s.updated_ms) for p in s.partitions if 0 <= p < count}
         owners = _by_owner(owner_of.items())
         self._known[pool, colour] = (statuses, owners)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from schemas.worker import Pool, WorkerState, WorkerStatus
-from workers.router.backlog import SETTLE_S
+from workers.router.backlog import SETTLE_S, finished_between, waiting_in_log
+from workers.router.cost import MeanTokens
 from workers.router.placement import Workers
 
-COST_SMOOTHING = 0.95
 DONE_FACTOR = 2.0  # a request that no worker reports after so many times its usual way has been answered
 RATE_SPAN_S = 10.0
 MIN_RATE_SPAN_S = 3.0  # before, a rate says little
@@ -63,7 +63,7 @@ class Room:
         self._sent: deque[tuple[float, int]] = deque()
         self._sent_tokens = 0
         self._num_sent_blind = 0
-        self._mean_tokens = 0.0
+        self._mean_tokens = MeanTokens()
         self._rate = _Rate()
 
     def has_room(self) -> bool:
@@ -83,12 +83,12 @@ class Room:
         self._sent.append((now_s, tokens))
         self._sent_tokens += tokens
         self._num_sent_blind += 1
-        self._mean_tokens += (1 - COST_SMOOTHING) * (tokens - self._mean_tokens) if self._mean_tokens else tokens
+        self._mean_tokens.add(tokens)
         self._rate.add(now_s, tokens if is_limited else None)
 
     def tokens_on_the_way(self) -> float:
         """Return the tokens that are in the pool or on their way to it."""
-        return self._report.tokens + self._report.num_requests * (self._mean_tokens or 1.0) + self._sent_tokens
+        return self._report.tokens + self._report.num_requests * (self._mean_tokens.value or 1.0) + self._sent_tokens
 
     def tokens_per_s(self) -> float | None:
         """Return how fast requests go on while others wait, None while that is not known."""
@@ -132,13 +132,10 @@ class _Rate:
 
 
 def _hear(status: WorkerStatus, known: _Heard | None, now_s: float) -> _Heard:
-    """Note a status, with the records that wait in its log: the lag, without those in hand or just finished."""
     if known is not None and known.status == status:
         return known
-    is_same_life = known is not None and known.status.started_ms == status.started_ms
-    num_finished = status.num_handled - known.status.num_handled if known is not None and is_same_life else 0
-    num_in_log = max(0, status.lag - status.requests_in_flight - max(0, num_finished))
-    return _Heard(status=status, at_s=now_s, num_in_log=num_in_log)
+    num_finished = finished_between(known.status if known is not None else None, status)
+    return _Heard(status=status, at_s=now_s, num_in_log=waiting_in_log(status, num_finished or 0))
 
 
 def _sum_up(heard: Iterable[_Heard]) -> _Report:
