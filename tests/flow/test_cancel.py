@@ -21,7 +21,8 @@ from streams.control import send_control
 from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_topic
 from tests.fakes import FakeClock
 from tests.flow.harness import DIALOGUE, FixedAnnotator, Installation, installation
-from tests.flow.test_failures import Gate, all_committed
+from tests.flow.holds import Gate
+from tests.flow.records import all_committed
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 from workers.router.waiting_room import RoomLimits

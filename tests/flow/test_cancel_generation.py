@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -16,55 +15,18 @@ from schemas.worker import Pool
 from streams.client import GeaClient
 from streams.routing import murmur2_partition
 from streams.token_record import send_token
-from streams.topics import TOKENS, pool_topic
+from streams.topics import TOKENS
+from tests.flow.cancelled import cancel, check_cancelled, text_of
+from tests.flow.continued import GENERATION, NUM_TOKENS, SCRIPT, SHORT, TEXT, ask, published, start_path
+from tests.flow.engines import Forgetful, OtherWeights
 from tests.flow.harness import NUM_PARTITIONS, Installation, installation
+from tests.flow.holds import Gate, HeldReads
 from tests.flow.planners import byte_planner
-from tests.flow.test_continuation import (
-    NUM_TOKENS,
-    SCRIPT,
-    SHORT,
-    TEXT,
-    Forgetful,
-    HeldReads,
-    OtherWeights,
-    ask,
-    published,
-    start_path,
-)
-from tests.flow.test_failures import Gate, all_committed, end_of, view_of
+from tests.flow.records import all_committed, end_of, view_of
 from tests.streams.token_fakes import until
 from workers.generation import takeover
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.planning import Planner
-
-GENERATION = pool_topic(Pool.GENERATION, "blue")
-
-
-def cancel(gea: Installation, request_id: str = "r-1", tenant: str = "default", *, name: str = "generation-1") -> None:
-    """Tell one worker."""
-    gea.workers[name].cancellations.cancel(request_id, tenant, "no longer wanted")
-
-
-def text_of(num_tokens: int) -> str:
-    """Return what readers may have of that many tokens."""
-    whole = SCRIPT.encode()[:num_tokens].decode(errors="ignore")
-    for length in range(len("<stop>"), 0, -1):
-        if whole.endswith("<stop>"[:length]):
-            return whole[:-length]
-    return whole
-
-
-async def check_cancelled(gea: Installation, end: End | None, request_id: str = "r-1") -> None:
-    """The stream has one end, which speaks of what stands in the log."""
-    assert end is not None
-    assert end.failure is not None
-    assert (end.status, end.finish_reason, end.failure.code) == (EndStatus.CANCELLED, FinishReason.ABORT, "cancelled")
-    records = gea.tokens_of(request_id)
-    assert [record.kind for record in records].count(Kind.END) == 1
-    assert Kind.RESET not in [record.kind for record in records]
-    assert end.usage.completion_tokens == sum(len(record.token_ids) for record in records)
-    assert end.sha256 in ("", hashlib.sha256(view_of(gea, request_id).text().encode()).hexdigest())
-    await all_committed(gea, GENERATION, Pool.GENERATION)
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 7, 14, 26, NUM_TOKENS - 1])

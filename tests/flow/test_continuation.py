@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 import pytest
@@ -14,100 +11,34 @@ from schemas.codec import unpack
 from schemas.envelope import RoutedRequest
 from schemas.intent import IntentResult
 from schemas.request import Strategy
-from schemas.tokens import End, EndStatus, FinishReason, Kind, TokenLogprob, TokenRecord
+from schemas.tokens import EndStatus, Kind
 from schemas.worker import Pool
-from streams.broker import LogReader, TopicPartition
-from streams.claims import StreamView
 from streams.client import GeaClient
 from streams.memory_store import MemoryStore
-from streams.topics import TOKENS, pool_topic
+from streams.topics import TOKENS
 from tests.flow import planners
+from tests.flow.continued import (
+    GENERATION,
+    NUM_TOKENS,
+    SCRIPT,
+    SHORT,
+    TEXT,
+    Heard,
+    ask,
+    check_end,
+    check_once,
+    deltas_that_count,
+    published,
+    start_path,
+)
+from tests.flow.engines import Brief, Forgetful, OtherWeights
 from tests.flow.harness import DIALOGUE, PASSAGE, FixedAnnotator, Installation, installation
-from tests.flow.test_failures import Gate, all_committed, view_of
+from tests.flow.holds import Gate, HeldReads
+from tests.flow.records import all_committed, view_of
 from workers.generation import beginning
-from workers.generation.engine import EngineIdentity, EngineRequest
+from workers.generation.engine import EngineRequest
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.engine.script import seeded_script, seeded_text
-
-GENERATION = pool_topic(Pool.GENERATION, "blue")
-SCRIPT = "é🌶️ <s <stop 你好.<stop> never said"  # characters of several bytes, and what only begins like the stop string
-STOP = ("<stop>",)
-TEXT = "é🌶️ <s <stop 你好."
-NUM_TOKENS = len(f"{TEXT}{STOP[0]}".encode())
-SHORT: dict[str, Any] = {**DIALOGUE, "stop": STOP}
-
-
-@dataclass(slots=True)
-class Heard:
-    """What a reader was told, chunk by chunk."""
-
-    texts: dict[int, str] = field(default_factory=dict)
-    token_ids: dict[int, list[int]] = field(default_factory=dict)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    num_resets: int = 0
-    end: End | None = None
-
-
-async def ask(client: GeaClient, prompt: str = "tell me", **fields: Any) -> Heard:
-    heard = Heard()
-    async for chunk in client.generate(prompt, request_id="r-1", **fields):
-        if chunk.is_reset:
-            heard.num_resets += 1
-            heard.texts.pop(chunk.index, None)
-            heard.token_ids.pop(chunk.index, None)
-        heard.texts[chunk.index] = heard.texts.get(chunk.index, "") + chunk.text
-        heard.token_ids.setdefault(chunk.index, []).extend(chunk.token_ids)
-        heard.logprobs.extend(chunk.logprobs or ())
-        heard.end = chunk.end or heard.end
-    return heard
-
-
-async def start_path(gea: Installation, engine: FakeEngine, name: str = "generation-1") -> None:
-    """Start a router and a generation worker: all that a request of a fixed strategy passes."""
-    await gea.start(Pool.ROUTER, "router-1")
-    await gea.start(Pool.GENERATION, name, engine)
-
-
-async def published(gea: Installation, num_tokens: int, index: int = 0) -> None:
-    """Wait until readers have so many tokens of a choice."""
-    async with asyncio.timeout(5):
-        await gea.broker.until(lambda: view_of(gea, "r-1").next_seq(index) >= num_tokens)
-
-
-def deltas_that_count(gea: Installation) -> list[TokenRecord]:
-    """Return the deltas that a reader takes; every record of a run without zombies does."""
-    view = StreamView()
-    counted = []
-    for offset, record in enumerate(gea.tokens_of("r-1")):
-        before = view.num_ignored
-        view.apply(record, offset)
-        if record.kind is Kind.DELTA and view.num_ignored == before:
-            counted.append(record)
-    return counted
-
-
-def check_once(gea: Installation, num_tokens: Mapping[int, int]) -> None:
-    """Each token of each choice stands in the log once, and the request has ended once.
-
-    No record before the end is ignored; after it, only the claims of who took the answered request over may stand.
-    """
-    records = gea.tokens_of("r-1")
-    assert [record.kind for record in records].count(Kind.END) == 1
-    assert Kind.RESET not in [record.kind for record in records]
-    for index, count in num_tokens.items():
-        written = [(r.seq + at) for r in records if r.index == index for at in range(len(r.token_ids))]
-        assert written == list(range(count))
-    kinds = [record.kind for record in records]
-    after_end = kinds[kinds.index(Kind.END) + 1 :]
-    assert set(after_end) <= {Kind.CLAIM}
-    assert view_of(gea, "r-1").num_ignored == len(after_end)
-
-
-def check_end(end: End | None, num_tokens: int, reason: FinishReason = FinishReason.STOP) -> None:
-    assert end is not None
-    assert (end.status, end.finish_reason) == (EndStatus.COMPLETED, reason)
-    assert end.usage.completion_tokens == num_tokens
-    assert end.usage.prompt_tokens > 0
 
 
 @pytest.mark.parametrize("num_tokens", range(NUM_TOKENS))
@@ -249,31 +180,6 @@ async def test_the_time_to_the_first_token_is_that_of_the_run_that_wrote_it() ->
         assert heard.end.timings.ttft_ms == first.timestamp_ms - body.received_ms
 
 
-# A follower that dies too, before it has written anything of its own.
-
-
-class HeldReads:
-    """Holds whoever opens a reader on the token topic."""
-
-    def __init__(self, gea: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached = asyncio.Event()
-        self._opened = asyncio.Event()
-        self._open = gea.broker.reader
-        self._patch = monkeypatch
-        monkeypatch.setattr(gea.broker, "reader", self._held)
-        self._gea = gea
-
-    def release(self) -> None:
-        self._opened.set()
-        self._patch.setattr(self._gea.broker, "reader", self._open)
-
-    async def _held(self, places: Mapping[TopicPartition, int | None]) -> LogReader:
-        if any(place.topic == TOKENS for place in places):
-            self.reached.set()
-            await self._opened.wait()
-        return await self._open(places)
-
-
 @pytest.mark.parametrize("num_tokens", [0, 7])
 async def test_a_follower_that_dies_while_it_reads_is_followed_in_turn(
     num_tokens: int, monkeypatch: pytest.MonkeyPatch
@@ -407,29 +313,6 @@ async def test_without_any_memory_of_a_session_the_text_is_voided_and_begun_anew
         anew = follower.requests[0]
         assert anew.prompt != first.requests[-1].prompt
         assert (heard.texts[0], heard.num_resets) == (seeded_text(anew.prompt, anew.sampling.seed), 1)
-
-
-# What cannot be continued.
-
-
-class OtherWeights(FakeEngine):
-    @property
-    def identity(self) -> EngineIdentity:
-        return replace(super().identity, weights_hash="1" * 64)
-
-
-class Forgetful(FakeEngine):
-    """Draws its own tokens whatever it is given."""
-
-    def submit(self, request: EngineRequest) -> Any:
-        return super().submit(replace(request, output=()))
-
-
-class Brief(Forgetful):
-    """Draws two tokens."""
-
-    def submit(self, request: EngineRequest) -> Any:
-        return super().submit(replace(request, sampling=replace(request.sampling, max_tokens=2)))
 
 
 async def check_begun_anew(gea: Installation, client: GeaClient, follower: FakeEngine, text: str) -> None:

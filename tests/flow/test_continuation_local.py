@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from schemas.worker import Pool
+from tests.flow.continued import Heard, ask, check_once, published, start_path
 from tests.flow.harness import DIALOGUE, installation
-from tests.flow.test_continuation import Heard, ask, check_once, published, start_path
 from tests.workers.generation.fakes import ContextModel, ScriptedModel, scripted, scripted_core
 from workers.generation.engine.loader import Loaded, LocalEngineSettings
 from workers.generation.engine.local import LocalEngine

@@ -20,7 +20,8 @@ from streams.token_reader import decode_token
 from streams.token_record import send_token
 from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_group, pool_topic
 from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
-from tests.flow.test_failures import TEXT, Gate, all_committed, dead_letters, send_raw, view_of
+from tests.flow.holds import TEXT, Gate
+from tests.flow.records import all_committed, dead_letters, send_raw, view_of
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.stage import GenerationHandler

@@ -4,88 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import msgpack
 import pytest
 
-from schemas.codec import pack, unpack
-from schemas.envelope import Headers
+from schemas.codec import pack
 from schemas.errors import BrokerUnavailableError, RequestFailedError, ResponseTimeoutError
-from schemas.failure import DeadLetter
 from schemas.request import GenerationRequest
-from schemas.tokens import End, EndStatus, FinishReason, Kind
+from schemas.tokens import EndStatus, FinishReason, Kind
 from schemas.worker import Pool, WorkerState
-from streams.claims import StreamView
-from streams.client import GeaClient
 from streams.routing import murmur2_partition
-from streams.token_reader import decode_token
 from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_group, pool_topic
-from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
+from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, installation
+from tests.flow.holds import TEXT, Gate
+from tests.flow.records import all_committed, dead_letters, end_of, send_raw, view_of
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 from workers.router.admission import load_of
-
-TEXT = "A long answer that a worker may not live to finish."
-
-
-class Gate:
-    """A pace for the scripted engine: it goes on freely up to token `stop_at`, then waits to be opened."""
-
-    def __init__(self, stop_at: int) -> None:
-        self.reached = asyncio.Event()
-        self.opened = asyncio.Event()
-        self.passed = asyncio.Event()
-        self._left = stop_at
-
-    async def __call__(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            self.reached.set()
-            await self.opened.wait()
-            self.passed.set()
-        await asyncio.sleep(0)
-
-
-def view_of(gea: Installation, request_id: str) -> StreamView:
-    """Return the stream as every reader sees it."""
-    view = StreamView()
-    for record in gea.broker.records(TOKENS):
-        if record.key == request_id.encode():
-            view.apply(decode_token(record), record.offset)
-    return view
-
-
-def dead_letters(gea: Installation) -> list[DeadLetter]:
-    return [unpack(record.value, DeadLetter) for record in gea.broker.records(DEAD_LETTER)]
-
-
-async def send_raw(gea: Installation, value: bytes | None, headers: Sequence[tuple[str, str]] = ()) -> None:
-    producer = await gea.broker.producer()
-    encoded: Headers = tuple((name, text.encode()) for name, text in headers)
-    await producer.send(REQUESTS, value, key=b"k", headers=encoded)
-
-
-async def end_of(gea: Installation, client: GeaClient, request_id: str) -> End:
-    """Wait for the end of a request that was produced by hand."""
-    async for chunk in client.replay(request_id, timeout_s=10):
-        if chunk.end is not None:
-            return chunk.end
-    raise AssertionError("the stream stopped without an end")
-
-
-async def all_committed(gea: Installation, topic: str, pool: Pool) -> None:
-    """Wait until the group has committed everything that the topic holds."""
-
-    def is_committed() -> bool:
-        return all(
-            (gea.broker.committed(pool_group(pool, "blue"), place) or 0) == gea.broker.log(place).end
-            for place in gea.broker.places(topic)
-        )
-
-    async with asyncio.timeout(10):
-        await gea.broker.until(is_committed)
 
 
 async def test_a_killed_worker_is_followed_by_another_that_ends_the_request_once() -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from schemas.codec import pack
 from schemas.document import Document
-from schemas.worker import Pool
-from streams.topics import DOCUMENTS, RETRY_DELAYS_S, pool_group, pool_topic, retry_group
+from streams.topics import DOCUMENTS
+from tests.flow.besieged import MAX_SLOWDOWN, groups
 from tests.flow.harness import Installation, installation
 from tests.fuzzing import ALL_TOPICS, KINDS, WORK_TOPICS, fuzz
 from tests.siege import TEXT, Siege
@@ -27,7 +27,6 @@ from workers.retrieval.knowledge import KnowledgeBase
 ROUND = 250
 MEASURE_EVERY = 5  # rounds: the first time everything is warm
 MAX_GROWTH_BYTES = 4_000_000
-MAX_SLOWDOWN = 2.5  # caches and clocks of shared machines; what never recovers is slower by far
 LOGS = ("streams/memory",)
 """The logs and stores of this process: what stands in a topic is not what a worker holds."""
 
@@ -56,12 +55,6 @@ async def library(gea: Installation) -> AsyncIterator[DocumentFollower]:
         await asyncio.gather(following, return_exceptions=True)
         await follower.close()
         knowledge.close()
-
-
-def groups() -> dict[str, str]:
-    """Return the topics that groups read."""
-    pools = {pool_topic(pool, "blue"): pool_group(pool, "blue") for pool in Pool}
-    return pools | {topic: retry_group(topic) for topic in RETRY_DELAYS_S}
 
 
 def expire_everything(gea: Installation) -> None:

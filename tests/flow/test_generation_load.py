@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from schemas.worker import Pool
+from tests.flow.continued import SCRIPT, SHORT, TEXT, ask, published, start_path
 from tests.flow.harness import installation
-from tests.flow.test_continuation import SCRIPT, SHORT, TEXT, ask, published, start_path
-from tests.flow.test_failures import Gate
+from tests.flow.holds import Gate
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 

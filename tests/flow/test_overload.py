@@ -19,7 +19,7 @@ from streams.settings import ConsumerLimits
 from streams.token_reader import decode_token
 from streams.topics import REQUESTS, TOKENS, pool_group, pool_topic
 from tests.flow.harness import DIALOGUE, Installation, installation
-from tests.flow.test_failures import all_committed, view_of
+from tests.flow.records import all_committed, view_of
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 from workers.router.stage import RouterHandler

@@ -21,7 +21,7 @@ from streams.client import GeaClient
 from streams.routing import murmur2_partition
 from streams.topics import REQUESTS, TOKENS, pool_topic
 from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
-from tests.flow.test_failures import all_committed, dead_letters, end_of, send_raw
+from tests.flow.records import all_committed, dead_letters, end_of, send_raw
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.stage import GenerationHandler
 

@@ -11,7 +11,7 @@ from schemas.worker import Pool
 from streams.client import GeaClient
 from streams.topics import TOKENS, pool_topic
 from tests.flow.harness import DIALOGUE, Installation, installation
-from tests.flow.test_failures import all_committed, view_of
+from tests.flow.records import all_committed, view_of
 from workers.generation.engine.fake import FakeEngine, paced
 from workers.generation.engine.script import seeded_script, seeded_text
 

@@ -14,7 +14,7 @@ from schemas.worker import Pool
 from streams.dead_letter import dead_letter
 from streams.topics import DEAD_LETTER, REQUESTS
 from tests.flow.harness import DIALOGUE, Installation, installation
-from tests.flow.test_failures import all_committed, end_of, send_raw, view_of
+from tests.flow.records import all_committed, end_of, send_raw, view_of
 from workers.generation.engine.fake import FakeEngine
 
 TEXT = "Within 30 days."

@@ -8,7 +8,7 @@ from schemas.tokens import EndStatus
 from schemas.worker import Pool
 from streams.topics import RETRY_SHORT
 from tests.flow.harness import DIALOGUE, installation
-from tests.flow.test_failures import end_of
+from tests.flow.records import end_of
 from workers.generation.engine.fake import FakeEngine
 
 

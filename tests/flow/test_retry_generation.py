@@ -14,8 +14,7 @@ from schemas.worker import Pool
 from streams.broker import Record
 from streams.retry import without_order
 from streams.topics import RETRY_SHORT, pool_topic
-from tests.flow.harness import Installation, installation
-from tests.flow.test_continuation import (
+from tests.flow.continued import (
     NUM_TOKENS,
     SCRIPT,
     SHORT,
@@ -27,7 +26,9 @@ from tests.flow.test_continuation import (
     published,
     start_path,
 )
-from tests.flow.test_failures import Gate, all_committed, dead_letters
+from tests.flow.harness import Installation, installation
+from tests.flow.holds import Gate
+from tests.flow.records import all_committed, dead_letters
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 

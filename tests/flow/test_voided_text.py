@@ -10,23 +10,13 @@ import pytest
 from schemas.tokens import EndStatus
 from schemas.worker import Pool
 from streams.topics import TOKENS
+from tests.flow.cancelled import cancel
+from tests.flow.continued import GENERATION, NUM_TOKENS, SCRIPT, SHORT, TEXT, ask, check_end, published, start_path
+from tests.flow.engines import Brief, OtherWeights
 from tests.flow.harness import installation
+from tests.flow.holds import Gate
 from tests.flow.planners import byte_planner
-from tests.flow.test_cancel_generation import cancel
-from tests.flow.test_continuation import (
-    GENERATION,
-    NUM_TOKENS,
-    SCRIPT,
-    SHORT,
-    TEXT,
-    Brief,
-    OtherWeights,
-    ask,
-    check_end,
-    published,
-    start_path,
-)
-from tests.flow.test_failures import Gate, all_committed, view_of
+from tests.flow.records import all_committed, view_of
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.planning import Planner
 

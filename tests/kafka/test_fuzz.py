@@ -18,8 +18,8 @@ from streams.kafka_groups import KafkaGroups
 from streams.kafka_producer import KafkaProducer
 from streams.settings import BrokerSettings
 from streams.topics import topic_specs
+from tests.flow.besieged import MAX_SLOWDOWN, groups
 from tests.flow.harness import NUM_PARTITIONS, Installation
-from tests.flow.test_fuzz import MAX_SLOWDOWN, groups
 from tests.fuzzing import fuzz
 from tests.kafka.conftest import TIMEOUTS
 from tests.siege import TEXT, Siege

@@ -11,7 +11,7 @@ from schemas.tokens import Kind
 from schemas.worker import Pool
 from streams.topics import REQUESTS
 from tests.flow.harness import DIALOGUE, installation
-from tests.flow.test_failures import all_committed, dead_letters
+from tests.flow.records import all_committed, dead_letters
 from workers.router.stage import RouterHandler
 
 
