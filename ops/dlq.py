@@ -16,6 +16,7 @@ from schemas.envelope import CE_TYPE, REDRIVEN_FROM, REDRIVEN_TYPE, TENANT, Head
 from schemas.errors import DecodeError, InvalidRequestError
 from schemas.failure import DeadLetter, Redriven
 from streams.broker import Broker, Record, TopicPartition
+from streams.reading import read_until
 from streams.topics import DEAD_LETTER
 
 PAGE = 100
@@ -136,16 +137,16 @@ class DeadLetterLog:
         places = {place: begin for place, begin in self._begins.items() if begin < self._ends[place]}
         if not places:
             return
+        ends = {place: self._ends[place] for place in places}
         reader = await self._broker.reader(places)
         num_idle = 0
         try:
-            while any(reader.position(place) < self._ends[place] for place in places):
-                records = await reader.poll(timeout_ms=POLL_MS, max_records=PAGE)
+            async for records in read_until(reader, ends, timeout_ms=POLL_MS, max_records=PAGE):
                 num_idle = 0 if records else num_idle + 1
                 if num_idle >= MAX_IDLE_POLLS:
                     raise InvalidRequestError(f"{DEAD_LETTER} could not be read to its end")
                 for record in records:
-                    if record.offset < self._ends[record.place]:
+                    if record.offset < ends[record.place]:
                         yield record
         finally:
             await reader.close()

@@ -19,6 +19,7 @@ from schemas.document import Document
 from schemas.envelope import CE_TYPE, CONTENT_TYPE, DOCUMENT_TYPE, MSGPACK
 from schemas.errors import DecodeError, InvalidRequestError
 from streams.broker import Broker, Producer, TopicPartition
+from streams.reading import read_until
 from streams.topics import DOCUMENTS
 from workers.retrieval.markdown import parse_markdown
 
@@ -111,8 +112,8 @@ async def published_documents(broker: Broker) -> dict[str, Document]:
         begins, ends = await asyncio.gather(reader.begin_offsets(), reader.end_offsets())
         for place, begin in begins.items():
             reader.seek(place, begin)
-        while any(reader.position(place) < end for place, end in ends.items()):
-            for record in await reader.poll(timeout_ms=200):
+        async for records in read_until(reader, ends, timeout_ms=200):
+            for record in records:
                 key = (record.key or b"").decode(errors="replace")
                 known.pop(key, None)
                 if record.value is not None and (document := _decode(record.value)) is not None:

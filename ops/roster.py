@@ -7,14 +7,16 @@ topic may hold days of older ones, and a health check has no time for them. Impo
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
 from schemas.errors import UnavailableError
 from schemas.worker import Pool, WorkerStatus
-from streams.broker import Broker, LogReader, TopicPartition
+from streams.broker import Broker, LogReader, Record, TopicPartition
 from streams.clock import now_ms
 from streams.directory import Roster
+from streams.reading import read_until
 from streams.topics import WORKERS
 
 TAIL_RECORDS = 1000  # per partition: 100 workers over 4 partitions fill it in 40 s
@@ -42,8 +44,7 @@ class RosterReader:
     async def poll(self, timeout_ms: int) -> None:
         """Take what has been written since; returns after `timeout_ms` at the latest."""
         assert self._reader is not None, "not open"
-        for record in await self._reader.poll(timeout_ms=timeout_ms):
-            self._roster.apply(record, is_live=record.offset >= self._ends[record.place])
+        self._apply(await self._reader.poll(timeout_ms=timeout_ms))
 
     async def __aenter__(self) -> Self:
         num_partitions = await self._broker.partitions(WORKERS)
@@ -70,8 +71,12 @@ class RosterReader:
         self._ends = dict(ends)
         for place, end in ends.items():
             reader.seek(place, max(begins[place], end - TAIL_RECORDS))
-        while any(reader.position(place) < end for place, end in ends.items()):
-            await self.poll(100)
+        async for records in read_until(reader, ends, timeout_ms=100):
+            self._apply(records)
+
+    def _apply(self, records: Sequence[Record]) -> None:
+        for record in records:
+            self._roster.apply(record, is_live=record.offset >= self._ends[record.place])
 
 
 def age_s(status: WorkerStatus) -> float:

@@ -22,6 +22,7 @@ from streams.broker import Broker, Producer, Record, TopicPartition
 from streams.claims import StreamView
 from streams.client import GeaClient
 from streams.control import send_control
+from streams.reading import read_until
 from streams.token_reader import decode_token
 from streams.topics import DEAD_LETTER, TOKENS
 from tests.flow.harness import DIALOGUE, Installation
@@ -83,9 +84,8 @@ class Ledger:
         ]
         reader = await self._broker.reader({place: self._positions.get(place, 0) for place in places})
         try:
-            ends = await reader.end_offsets()
-            while any(reader.position(place) < ends[place] for place in places):
-                for record in await reader.poll(timeout_ms=200):
+            async for records in read_until(reader, await reader.end_offsets(), timeout_ms=200):
+                for record in records:
                     self._take(record)
             self._positions = {place: reader.position(place) for place in places}
         finally:

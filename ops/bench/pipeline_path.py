@@ -27,6 +27,7 @@ from streams.broker import Broker, LogReader, TopicPartition
 from streams.cancellations import Cancellations
 from streams.client import ClientSettings, GeaClient
 from streams.memory import MemoryBroker
+from streams.reading import read_until
 from streams.topics import TOKENS, pool_topic, topic_specs
 from workers.annotating import AnnotatingHandler
 from workers.build import build_handler
@@ -192,9 +193,8 @@ def _topics() -> list[str]:
 async def _times(reader: LogReader, request_ids: set[str]) -> dict[str, list[float]]:
     """Return for each request when its record was produced to each topic of the path, the first in each."""
     seen: dict[str, dict[str, float]] = {}
-    ends = await reader.end_offsets()
-    while any(reader.position(place) < end for place, end in ends.items()):
-        for record in await reader.poll(timeout_ms=1_000):
+    async for records in read_until(reader, await reader.end_offsets(), timeout_ms=1_000):
+        for record in records:
             request_id = (
                 (record.key or b"").decode() if record.topic == TOKENS else header(record.headers, REQUEST_ID) or ""
             )

@@ -10,6 +10,7 @@ from schemas.errors import DecodeError, InternalError
 from streams.broker import Record, TopicPartition
 from streams.dead_letter import dead_letter
 from streams.kafka import KafkaBroker
+from streams.reading import read_until
 from streams.topics import REQUESTS, topic_specs
 from tests.ops.letters import BODY, PUBLIC
 
@@ -39,10 +40,9 @@ async def test_letters_are_listed_redriven_once_and_skipped_afterwards(broker: K
     assert sorted(step.outcome for step in done) == [Outcome.REFUSED, Outcome.REFUSED, Outcome.SENT]
     sent = next(step for step in done if step.outcome is Outcome.SENT)
     reader = await broker.reader({TopicPartition(REQUESTS, number): 0 for number in range(2)})
-    ends = await reader.end_offsets()
     seen: list[Record] = []
-    while any(reader.position(place) < end for place, end in ends.items()):
-        seen += await reader.poll(timeout_ms=500)
+    async for records in read_until(reader, await reader.end_offsets(), timeout_ms=500):
+        seen += records
     await reader.close()
     assert [record.value for record in seen if record.key == sent.request_id.encode()] == [BODY]
 

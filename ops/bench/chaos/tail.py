@@ -13,6 +13,7 @@ from schemas.envelope import HOP, REQUEST_ID, header
 from schemas.tokens import Kind
 from streams.broker import Broker, Record, TopicPartition
 from streams.follower import Start, TopicFollower
+from streams.reading import read_until
 from streams.token_reader import decode_token
 from streams.topics import RETRY_DELAYS_S, TOKENS
 
@@ -55,8 +56,8 @@ async def read_topic(broker: Broker, topic: str) -> list[Record]:
         found: list[Record] = []
         for place, begin in (await reader.begin_offsets()).items():
             reader.seek(place, begin)
-        while any(reader.position(place) < end for place, end in ends.items()):
-            found += await reader.poll(timeout_ms=READ_MS)
+        async for records in read_until(reader, ends, timeout_ms=READ_MS):
+            found += records
     finally:
         await reader.close()
     return sorted(found, key=lambda record: (record.partition, record.offset))
