@@ -103,7 +103,7 @@ STREAMS = {
 KAFKA = {
     "aiokafka#848: work longer than max.poll.interval was repeated without end": (
         "kafka/test_kafka_long_work.py::test_a_delivery_held_for_three_poll_intervals_stays_ours_and_is_committed",
-        "streams/test_consumer.py::test_polling_goes_on_while_everything_is_paused",
+        "streams/test_consumer_pauses.py::test_polling_goes_on_while_everything_is_paused",
     ),
     "aiokafka 0.14: a cancelled getmany switched the poll interval off": (
         "test_faults.py::test_getmany_is_bounded_by_its_own_timeout_alone",
@@ -134,14 +134,14 @@ KAFKA = {
     ),
     "faust#502, #323: duplicates after scaling out": (
         "streams/contract.py::test_one_to_three_to_one_workers_finish_everything",
-        "streams/test_consumer.py::test_one_to_three_to_one_members_finish_every_record_once",
+        "streams/test_consumer_group.py::test_one_to_three_to_one_members_finish_every_record_once",
         "flow/test_failures.py::test_a_paused_owner_that_wakes_up_is_ignored_by_readers",
         "chaos/test_faults_real.py::test_workers_that_leave_and_join_under_load_repeat_nothing",
     ),
     "faststream: a crash lost what was acknowledged first": (
         f"{SIMULATION}::test_whatever_happens_a_request_ends_once_without_a_gap_and_is_never_lost",
         f"{SIMULATION}::test_without_one_of_the_rules_a_promise_breaks",
-        "streams/test_consumer.py::test_work_of_a_killed_member_is_redelivered_as_takeover",
+        "streams/test_consumer_group.py::test_work_of_a_killed_member_is_redelivered_as_takeover",
     ),
     "zammad-ai#173: a poison message was retried for ever": (
         "flow/test_failures.py::test_undecodable_bytes_are_dead_lettered_end_the_request_and_block_nobody",
@@ -154,18 +154,18 @@ KAFKA = {
         "streams/test_offsets.py::test_commit_never_passes_an_unfinished_offset_and_skips_none",
     ),
     "parallel-consumer#909: a redelivered record was swallowed": (
-        "streams/test_consumer.py::test_a_partition_that_was_away_for_a_generation_starts_anew",
+        "streams/test_consumer_group.py::test_a_partition_that_was_away_for_a_generation_starts_anew",
         "flow/test_copies.py::test_a_partition_that_was_lost_and_comes_back_to_the_same_worker_is_worked_on",
     ),
     "parallel-consumer#777: a record ran twice after a revoke": (
-        "streams/test_consumer.py::test_work_goes_on_over_a_rebalance_that_keeps_the_partition",
+        "streams/test_consumer_group.py::test_work_goes_on_over_a_rebalance_that_keeps_the_partition",
     ),
     "spring-kafka#4687: a pause was lost or stuck over a rebalance": (
-        "streams/test_consumer.py::test_pause_is_applied_again_after_a_rebalance",
-        "streams/test_consumer.py::test_in_flight_is_bounded_by_pausing_and_lifted_at_half",
+        "streams/test_consumer_pauses.py::test_pause_is_applied_again_after_a_rebalance",
+        "streams/test_consumer_pauses.py::test_in_flight_is_bounded_by_pausing_and_lifted_at_half",
     ),
     "tabbyAPI#428, faust#134: more workers than partitions hung": (
-        "streams/test_consumer.py::test_more_members_than_partitions_idle_and_take_over",
+        "streams/test_consumer_group.py::test_more_members_than_partitions_idle_and_take_over",
         "kafka/test_kafka_group_churn.py::test_five_workers_on_two_partitions_idle_and_take_over",
     ),
 }

@@ -15,7 +15,7 @@ from streams.consumer import RETRY_S, Delivery, PoolConsumer
 from streams.memory import MemoryBroker
 from streams.memory_clients import MemoryGroupConsumer
 from streams.settings import ConsumerLimits
-from tests.streams.test_consumer import GROUP, P0, QUICK, TOPIC, broker_with, offsets, produce, take
+from tests.streams.pool_work import GROUP, P0, QUICK, TOPIC, broker_with, offsets, produce, take
 
 WATCHED = ConsumerLimits(batch_size=1, max_wait_ms=0, commit_interval_ms=1, poll_timeout_ms=5, stuck_ms=40)
 
