@@ -130,10 +130,10 @@ KAFKA = {
     ),
     "faust#318: off by one at a restart": (
         "streams/test_consumer.py::test_a_restarted_worker_neither_repeats_nor_skips",
-        "streams/contract.py::test_a_group_goes_on_at_the_committed_offset",
+        "streams/contract_group.py::test_a_group_goes_on_at_the_committed_offset",
     ),
     "faust#502, #323: duplicates after scaling out": (
-        "streams/contract.py::test_one_to_three_to_one_workers_finish_everything",
+        "streams/contract_group.py::test_one_to_three_to_one_workers_finish_everything",
         "streams/test_consumer_group.py::test_one_to_three_to_one_members_finish_every_record_once",
         "flow/test_failures.py::test_a_paused_owner_that_wakes_up_is_ignored_by_readers",
         "chaos/test_faults_real.py::test_workers_that_leave_and_join_under_load_repeat_nothing",

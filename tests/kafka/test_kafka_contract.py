@@ -6,7 +6,7 @@ import pytest
 
 from streams.kafka import KafkaBroker
 from tests.streams.contract import BrokerContract
-from tests.streams.contract import topic as topic
+from tests.streams.contract_steps import topic as topic
 
 pytestmark = pytest.mark.kafka
 

@@ -16,7 +16,7 @@ from streams.broker import Producer, TopicPartition, TopicSpec
 from streams.consumer import Delivery
 from streams.kafka import KafkaBroker
 from tests.kafka.steady import Worker, stream, until
-from tests.streams.contract import Watch, join
+from tests.streams.contract_steps import Watch, join
 
 pytestmark = pytest.mark.kafka
 

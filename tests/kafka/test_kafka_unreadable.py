@@ -9,8 +9,8 @@ from aiokafka import AIOKafkaProducer
 
 from streams.broker import GroupConsumer, LogReader, Record, TopicPartition
 from streams.kafka import KafkaBroker
-from tests.streams.contract import Watch, create, join, read
-from tests.streams.contract import topic as topic
+from tests.streams.contract_steps import Watch, create, join, read
+from tests.streams.contract_steps import topic as topic
 from tests.streams.test_kafka_fetch import NAME, poisoned
 
 pytestmark = pytest.mark.kafka

@@ -8,8 +8,9 @@ from schemas.errors import BrokerUnavailableError, StreamExpiredError
 from streams.broker import Broker, TopicPartition
 from streams.memory import MemoryBroker
 from tests.fakes import FakeClock
-from tests.streams.contract import BrokerContract, Watch, create, join, produce, read
-from tests.streams.contract import topic as topic
+from tests.streams.contract import BrokerContract
+from tests.streams.contract_steps import Watch, create, join, produce, read
+from tests.streams.contract_steps import topic as topic
 
 
 @pytest.fixture
