@@ -7,7 +7,6 @@ this process on the in-memory log. The difference is what Kafka, its client and 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,8 +17,8 @@ import psutil
 import yaml
 
 from ops.bench.chaos.annotators import FixedAnnotator
-from ops.bench.chaos.processes import Workers
-from ops.bench.chaos.stack import PRODUCTION, THREADS, Size, configuration
+from ops.bench.chaos.processes import Workers, bare_environment
+from ops.bench.chaos.stack import PRODUCTION, Size, configuration
 from ops.errors import CommandError
 from schemas.envelope import REQUEST_ID, header
 from schemas.worker import Pool
@@ -30,7 +29,7 @@ from streams.memory import MemoryBroker
 from streams.reading import read_until
 from streams.topics import TOKENS, pool_topic, topic_specs
 from workers.annotating import AnnotatingHandler
-from workers.build import build_handler
+from workers.build import FAKE_MODULES, build_handler
 from workers.connect import limits_of
 from workers.handler import Handler
 from workers.outbox import Outbox
@@ -41,7 +40,6 @@ COLOUR = "blue"
 READY_S = 60.0
 TIMEOUT_S = 60.0
 SIZE = Size(num_generation=1, num_routers=1, pace_ms=0.0, sessions=PRODUCTION)
-MODULES = ("workers.generation.assemble", "workers.generation.engine.script")
 HOPS = ("client_router", "router_intent", "intent_retrieval", "retrieval_generation", "generation_client")
 
 
@@ -76,14 +74,11 @@ class Passage:
 @asynccontextmanager
 async def worker_processes(folder: Path, config: Path) -> AsyncIterator[Workers]:
     """One process for each pool, ready."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("GEA_")} | THREADS
-    workers = Workers(folder, config, environment, MODULES)
+    workers = Workers(folder, config, bare_environment(), FAKE_MODULES)
     workers.prepare()
     try:
-        started = [workers.start(pool, name) for name, pool in SIZE.names.items()]
-        for each in started:
-            if not await workers.ready(each, READY_S):
-                raise CommandError(f"{each.name} did not become ready", details=_tail(each.log))
+        if (late := await workers.start_all(SIZE.names, READY_S)) is not None:
+            raise CommandError(f"{late.name} did not become ready", details=_tail(late.log))
         yield workers
     finally:
         await workers.close()

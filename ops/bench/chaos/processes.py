@@ -24,6 +24,7 @@ from schemas.worker import Pool
 
 POLL_S = 0.02
 READY_LOG = b'"ready"'
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,6 +85,14 @@ class Workers:
         self.running[name] = made
         return made
 
+    async def start_all(self, names: Mapping[str, Pool], within_s: float) -> WorkerProcess | None:
+        """Start workers and wait for each in turn; return the first that did not become ready in time."""
+        started = [self.start(pool, name) for name, pool in names.items()]
+        for each in started:
+            if not await self.ready(each, within_s):
+                return each
+        return None
+
     def of(self, pool: Pool) -> list[WorkerProcess]:
         """Return the workers of a pool that run and are not asked to stop."""
         return [each for each in self.running.values() if each.pool is pool and each.is_alive and not each.is_asked]
@@ -134,3 +143,8 @@ class Workers:
             self.kill(each)
         for each in self.running.values():
             await self.gone(each, 5)
+
+
+def bare_environment() -> dict[str, str]:
+    """Return our environment without GEA's variables, since the bench's file says it all, and with one thread each."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("GEA_")} | THREADS

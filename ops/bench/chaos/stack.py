@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Self
 
 import yaml
 
-from ops.bench.chaos.processes import Workers
+from ops.bench.chaos.processes import Workers, bare_environment
 from ops.bench.proxy import Proxy
 from ops.embedded import EmbeddedKafka, EmbeddedRedis, process
 from ops.launch import DEMO
@@ -28,11 +27,11 @@ from streams.kafka import KafkaBroker
 from streams.kafka_groups import KafkaGroups
 from streams.settings import BrokerSettings, Timeouts
 from streams.topics import topic_specs
+from workers.build import FAKE_MODULES
 from workers.settings import EngineKind, KafkaSection, Settings, load_settings
 
 DIRECT = "DIRECT"
 READY_S = 90.0
-THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,20 +169,12 @@ class ChaosStack:
         assert self.redis.handle is not None
         config.write_text(yaml.safe_dump(configuration(self.size, self.proxy.address, self.redis.url)))
         heavy = ("workers.generation.engine.local",) if self.size.engine is EngineKind.LOCAL else ()
-        modules = ("workers.generation.assemble", "workers.generation.engine.script", *heavy)
-        self.workers = Workers(self.folder / "workers", config, _environment(), modules)
+        self.workers = Workers(self.folder / "workers", config, bare_environment(), (*FAKE_MODULES, *heavy))
         self.workers.folder.mkdir(exist_ok=True)
         self.workers.prepare()
         self._stack.push_async_callback(self.workers.close)
-        started = [self.workers.start(pool, name) for name, pool in self.size.names.items()]
-        for each in started:
-            if not await self.workers.ready(each, READY_S):
-                raise RuntimeError(f"{each.name} did not become ready: see {each.log}")
-
-
-def _environment() -> Mapping[str, str]:
-    own = {key: value for key, value in os.environ.items() if not key.startswith("GEA_")}
-    return own | THREADS
+        if (late := await self.workers.start_all(self.size.names, READY_S)) is not None:
+            raise RuntimeError(f"{late.name} did not become ready: see {late.log}")
 
 
 def configuration(size: Size, bootstrap: str, redis_url: str) -> dict[str, Any]:

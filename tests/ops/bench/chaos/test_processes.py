@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ops.bench.chaos.processes import WorkerProcess, Workers
+from ops.bench.chaos.processes import WorkerProcess, Workers, bare_environment
 from ops.bench.chaos.stack import Size, configuration
 from schemas.worker import Pool
 
@@ -74,3 +74,20 @@ async def test_a_worker_that_does_not_stop_in_time_is_killed(workers: Workers) -
     os.kill(one.process.pid, signal.SIGSTOP)
     assert await workers.stop(one, 0.1) is None
     assert not one.is_alive
+
+
+async def test_all_are_started_and_the_first_that_is_not_ready_in_time_is_named(workers: Workers) -> None:
+    names = {"router-1": Pool.ROUTER, "router-2": Pool.ROUTER}
+    late = await workers.start_all(names, 0.05)
+    assert late is workers.running["router-1"]
+    assert set(workers.running) == set(names)
+    assert await workers.start_all({}, 0.05) is None
+
+
+def test_workers_of_a_bench_see_no_variable_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEA_WORKER_DRAIN_S", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("ANOTHER", "kept")
+    environ = bare_environment()
+    assert "GEA_WORKER_DRAIN_S" not in environ
+    assert (environ["OMP_NUM_THREADS"], environ["ANOTHER"]) == ("1", "kept")
