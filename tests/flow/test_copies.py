@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
@@ -40,16 +41,8 @@ class LateAcknowledgement:
         self._inner = inner
         self._topic = topic
 
-    async def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-    ) -> Record:
-        record = await self._inner.send(topic, value, key=key, headers=headers, partition=partition)
+    async def send(self, topic: str, value: bytes | None, **place: Any) -> Record:
+        record = await self._inner.send(topic, value, **place)
         if topic == self._topic:
             self.written.set()
             await self.is_seen.wait()

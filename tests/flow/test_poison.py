@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgpack
 import msgspec
@@ -159,18 +160,10 @@ class NarrowProducer:
         self._inner = inner
         self._max_bytes = max_bytes
 
-    async def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-    ) -> Record:
+    async def send(self, topic: str, value: bytes | None, **place: Any) -> Record:
         if topic == TOKENS and len(value or b"") > self._max_bytes:
             raise InvalidRequestError("the record is too large")
-        return await self._inner.send(topic, value, key=key, headers=headers, partition=partition)
+        return await self._inner.send(topic, value, **place)
 
     async def close(self) -> None:
         await self._inner.close()

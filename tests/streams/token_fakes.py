@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
-from schemas.envelope import Headers, Reply
+from schemas.envelope import Reply
 from schemas.errors import BrokerUnavailableError
 from schemas.tokens import End, EndStatus, FinishReason, TokenRecord
 from streams.broker import Producer, Record
@@ -37,21 +38,13 @@ class GatedProducer:
         self.num_waiting = 0
         self._inner = inner
 
-    async def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        *,
-        key: bytes | None = None,
-        headers: Headers = (),
-        partition: int | None = None,
-    ) -> Record:
+    async def send(self, topic: str, value: bytes | None, **place: Any) -> Record:
         self.num_waiting += 1
         await self.gate.wait()
         self.num_waiting -= 1
         if self.is_broken:
             raise BrokerUnavailableError("broken on purpose")
-        return await self._inner.send(topic, value, key=key, headers=headers, partition=partition)
+        return await self._inner.send(topic, value, **place)
 
     async def close(self) -> None:
         await self._inner.close()
