@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import yaml
 
-from ops.bench.chaos.annotators import FixedAnnotator
+from ops.bench.chaos.annotators import build_or_stand_in
 from ops.bench.chaos.processes import Workers, bare_environment
 from ops.bench.chaos.stack import PRODUCTION, Size, configuration
 from ops.errors import CommandError
@@ -28,10 +28,8 @@ from streams.client import ClientSettings, GeaClient
 from streams.memory import MemoryBroker
 from streams.reading import read_until
 from streams.topics import TOKENS, pool_topic, topic_specs
-from workers.annotating import AnnotatingHandler
-from workers.build import FAKE_MODULES, build_handler
+from workers.build import FAKE_MODULES
 from workers.connect import limits_of
-from workers.handler import Handler
 from workers.outbox import Outbox
 from workers.runtime import Worker
 from workers.settings import Settings, load_settings
@@ -106,11 +104,7 @@ async def workers_in_process(settings: Settings) -> AsyncIterator[MemoryBroker]:
 async def _worker(pool: Pool, settings: Settings, broker: Broker, stack: AsyncExitStack) -> Worker:
     outbox = Outbox(await broker.producer(), worker_id=f"{pool}-1", num_token_partitions=SIZE.num_partitions)
     cancellations = Cancellations()
-    handler: Handler
-    if pool in (Pool.INTENT, Pool.RETRIEVAL):
-        handler = AnnotatingHandler(FixedAnnotator(pool), outbox, cancellations=cancellations)
-    else:
-        handler = await build_handler(pool, settings, broker, outbox, stack, colour=COLOUR, cancellations=cancellations)
+    handler = await build_or_stand_in(pool, settings, broker, outbox, stack, colour=COLOUR, cancellations=cancellations)
     return Worker(broker, handler, outbox, worker_id=f"{pool}-1", colour=COLOUR, limits=limits_of(settings, pool))
 
 

@@ -6,6 +6,7 @@ The bench measures delivery, not understanding: these pools then cost nothing bu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import msgspec
 
@@ -13,6 +14,13 @@ from schemas.envelope import RoutedRequest
 from schemas.intent import IntentResult
 from schemas.retrieval import Passage, RetrievalResult
 from schemas.worker import Pool
+from streams.broker import Broker
+from streams.cancellations import Cancellations
+from workers.annotating import AnnotatingHandler
+from workers.build import build_handler
+from workers.handler import Handler
+from workers.outbox import Outbox
+from workers.settings import Settings
 from workers.stage import StageSnapshot
 
 PASSAGE = Passage(
@@ -21,6 +29,25 @@ PASSAGE = Passage(
     title="Returns",
     score=1.0,
 )
+
+
+STAND_INS = (Pool.INTENT, Pool.RETRIEVAL)
+
+
+async def build_or_stand_in(
+    pool: Pool,
+    settings: Settings,
+    broker: Broker,
+    outbox: Outbox,
+    stack: AsyncExitStack,
+    *,
+    colour: str,
+    cancellations: Cancellations,
+) -> Handler:
+    """Make the handler of a pool as a worker does, or that of its stand-in."""
+    if pool in STAND_INS:
+        return AnnotatingHandler(FixedAnnotator(pool), outbox, cancellations=cancellations)
+    return await build_handler(pool, settings, broker, outbox, stack, colour=colour, cancellations=cancellations)
 
 
 class FixedAnnotator:

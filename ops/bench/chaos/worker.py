@@ -17,13 +17,13 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from ops.bench.chaos.annotators import STAND_INS, build_or_stand_in
 from schemas.worker import Pool
 from streams.broker import Broker
 from streams.cancellations import Cancellations
 from streams.clock import now_ms
 from workers.__main__ import main
-from workers.annotating import AnnotatingHandler
-from workers.build import build_handler, preload
+from workers.build import preload
 from workers.handler import Handler
 from workers.outbox import Outbox
 from workers.settings import Settings
@@ -31,7 +31,6 @@ from workers.settings import Settings
 CENSUS_S = 0.5
 CENSUS_VARIABLE = "BENCH_CENSUS"
 PR_SET_PDEATHSIG = 1
-STAND_INS = (Pool.INTENT, Pool.RETRIEVAL)
 
 
 def run(arguments: list[str], environ: Mapping[str, str], log: str) -> None:
@@ -55,12 +54,7 @@ async def _build(
     colour: str,
     cancellations: Cancellations,
 ) -> Handler:
-    if pool in STAND_INS:
-        from ops.bench.chaos.annotators import FixedAnnotator
-
-        handler: Handler = AnnotatingHandler(FixedAnnotator(pool), outbox, cancellations=cancellations)
-    else:
-        handler = await build_handler(pool, settings, broker, outbox, stack, colour=colour, cancellations=cancellations)
+    handler = await build_or_stand_in(pool, settings, broker, outbox, stack, colour=colour, cancellations=cancellations)
     path = Path(os.environ[CENSUS_VARIABLE])
     census = asyncio.create_task(_take_census(handler, path), name="census")
     stack.callback(census.cancel)
