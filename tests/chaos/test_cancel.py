@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -16,9 +15,9 @@ from schemas.request import Retrieval, Strategy
 from schemas.tokens import EndStatus, FinishReason, Kind
 from streams.client import ClientSettings, GeaClient
 from streams.kafka import KafkaBroker
-from streams.settings import BrokerSettings
 from tests.chaos.conftest import WholeStack
-from tests.chaos.test_whole_stack import LONG, records_of
+from tests.chaos.stack_records import LONG, records_of
+from tests.chaos.stack_records import broker as broker
 
 pytestmark = [
     pytest.mark.kafka,
@@ -30,12 +29,6 @@ pytestmark = [
 ]
 SOON_S = 2.0  # a record through Kafka, a step of the engine, and a record back; busy cores included
 MAX_TOKENS = 500
-
-
-@pytest.fixture
-async def broker(stack: WholeStack) -> AsyncIterator[KafkaBroker]:
-    async with KafkaBroker(BrokerSettings(bootstrap=stack.state.bootstrap)) as opened:
-        yield opened
 
 
 async def test_the_command_stops_a_long_answer_in_mid_stream(stack: WholeStack, broker: KafkaBroker) -> None:

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgpack
@@ -15,14 +14,14 @@ import pytest
 
 from schemas.errors import BrokerUnavailableError, InvalidRequestError, RequestFailedError, ResponseTimeoutError
 from schemas.request import Retrieval, Strategy
-from schemas.tokens import EndStatus, Kind, TokenRecord
+from schemas.tokens import EndStatus, Kind
 from streams.broker import TopicPartition
 from streams.client import ClientSettings, GeaClient
 from streams.kafka import KafkaBroker
-from streams.settings import BrokerSettings
-from streams.token_reader import decode_token
-from streams.topics import DEAD_LETTER, REQUESTS, TOKENS
+from streams.topics import DEAD_LETTER, REQUESTS
 from tests.chaos.conftest import ROOT, WholeStack
+from tests.chaos.stack_records import LONG, records_of
+from tests.chaos.stack_records import broker as broker
 
 pytestmark = [
     pytest.mark.kafka,
@@ -32,26 +31,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
 ]
-LONG = "Tell me a long story about a mountain, a river and a bridge."
-
-
-@pytest.fixture
-async def broker(stack: WholeStack) -> AsyncIterator[KafkaBroker]:
-    async with KafkaBroker(BrokerSettings(bootstrap=stack.state.bootstrap)) as opened:
-        yield opened
-
-
-async def records_of(broker: KafkaBroker, request_id: str, partition: int) -> list[TokenRecord]:
-    """Return every record of a request, those that do not count too."""
-    place = TopicPartition(TOKENS, partition)
-    reader = await broker.reader({place: 0})
-    try:
-        end, found = (await reader.end_offsets())[place], []
-        while reader.position(place) < end:
-            found += [r for r in await reader.poll(timeout_ms=1_000) if r.key == request_id.encode()]
-    finally:
-        await reader.close()
-    return [decode_token(record) for record in found]
 
 
 def snippets() -> dict[str, str]:
