@@ -19,6 +19,7 @@ import yaml
 from ops.bench.chaos.annotators import build_or_stand_in
 from ops.bench.chaos.processes import Workers, bare_environment
 from ops.bench.chaos.stack import PRODUCTION, Size, configuration
+from ops.bench.pipeline_meter import cpu_s, num_written
 from ops.errors import CommandError
 from schemas.envelope import REQUEST_ID, header
 from schemas.worker import Pool
@@ -121,13 +122,13 @@ async def carry(client: GeaClient, broker: Broker, workers: Workers, *, num_requ
     processes = [psutil.Process(each.process.pid) for each in workers.running.values()]
     reader = await broker.reader({TopicPartition(TOKENS, p): None for p in range(SIZE.num_partitions)})
     try:
-        num_before, cpu_before, began = await _num_records(reader), _cpu_s(processes), time.monotonic()
+        num_before, cpu_before, began = await num_written(reader), cpu_s(*processes), time.monotonic()
         await _ask(client, num_requests, at_once)
-        seconds, cpu_s = time.monotonic() - began, _cpu_s(processes) - cpu_before
-        num_records = await _num_records(reader) - num_before
+        seconds, used_s = time.monotonic() - began, cpu_s(*processes) - cpu_before
+        num_records = await num_written(reader) - num_before
     finally:
         await reader.close()
-    return Load(num_requests=num_requests, num_token_records=num_records, seconds=seconds, cpu_s=cpu_s)
+    return Load(num_requests=num_requests, num_token_records=num_records, seconds=seconds, cpu_s=used_s)
 
 
 async def _ask(client: GeaClient, num_requests: int, at_once: int) -> None:
@@ -191,14 +192,6 @@ async def _times(reader: LogReader, request_ids: set[str]) -> dict[str, list[flo
                 seen.setdefault(request_id, {}).setdefault(record.topic, float(record.timestamp_ms))
     order = _topics()
     return {request_id: [at[topic] for topic in order if topic in at] for request_id, at in seen.items()}
-
-
-async def _num_records(reader: LogReader) -> int:
-    return sum((await reader.end_offsets()).values())
-
-
-def _cpu_s(processes: Sequence[psutil.Process]) -> float:
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 def _tail(log: Path) -> tuple[str, ...]:

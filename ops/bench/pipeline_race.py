@@ -3,7 +3,7 @@
 Every entrant is a process of its own, reads the same filled topic in a group of its own, works as each item says, and
 writes its result before it acknowledges. Items differ in length by half, so that they finish out of order. What counts
 is how fast results stand in the output topic from the moment on that warm-up items are through: loading and joining are
-left out. The log is asked only for its end, so that looking on costs nothing.
+left out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from statistics import median
 
 import psutil
 
+from ops.bench.pipeline_meter import cpu_s, num_written
 from ops.errors import CommandError
 from streams.broker import Broker, LogReader, Producer, TopicPartition, TopicSpec
 
@@ -194,27 +195,18 @@ async def measure(
     """Return items a second and the share of a core, from the last warm-up item on, or soon after the first result."""
     began = time.monotonic()
     first = math.inf
-    while (before := await _num_results(reader)) <= NUM_WARM_UP and time.monotonic() < first + SERIAL_S:
+    while (before := await num_written(reader)) <= NUM_WARM_UP and time.monotonic() < first + SERIAL_S:
         if before:
             first = min(first, time.monotonic())
         if process.poll() is not None or (not before and time.monotonic() > began + START_S):
             raise CommandError(f"{entrant} did not begin within {START_S:g} s on items of {work.work_ms} ms")
         await asyncio.sleep(POLL_S)
-    began, cpu_before = time.monotonic(), _cpu_s(process)
+    began, cpu_before = time.monotonic(), cpu_s(process)
     while True:
         await asyncio.sleep(POLL_S)
-        after, now = await _num_results(reader), time.monotonic()
+        after, now = await num_written(reader), time.monotonic()
         if now - began >= window_s or after >= work.num_items:
-            return (after - before) / (now - began), (_cpu_s(process) - cpu_before) / (now - began)
-
-
-async def _num_results(reader: LogReader) -> int:
-    return sum((await reader.end_offsets()).values())
-
-
-def _cpu_s(process: psutil.Popen) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+            return (after - before) / (now - began), (cpu_s(process) - cpu_before) / (now - began)
 
 
 def summary(runs: Sequence[Run]) -> dict[str, dict[str, object]]:
