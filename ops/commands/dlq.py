@@ -66,10 +66,7 @@ def list_(
     wanted = _filter(code=code, topic=topic, request_id=request_id, tenant=tenant, since=since, until=until)
     found = run(_newest(kafka, config, name, wanted, limit))
     if as_json:
-        emit_json(
-            {**found.counts(), "letters": [row_of(each, found.redriven.get(each.place)) for each in found.letters]},
-            is_ascii=True,
-        )
+        emit_json({**found.counts(), "letters": found.rows()}, is_ascii=True)
         return
     Console().print(table_of(found.letters, found.redriven, now_ms()))
     _tell_counts(found)
