@@ -87,7 +87,7 @@ class Backlog:
 
 
 def finished_between(known: WorkerStatus | None, status: WorkerStatus) -> int | None:
-    """Return the requests that a worker has finished from one status to the next, None if it began anew between them."""
+    """Return the requests that a worker has finished between two of its statuses, None if it began anew in between."""
     if known is None or known.started_ms != status.started_ms:
         return None
     return status.num_handled - known.num_handled
