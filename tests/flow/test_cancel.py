@@ -1,4 +1,4 @@
-"""A cancel, a reader who is gone and a deadline reach a request wherever it is, and end it once.
+"""A cancel reaches a request wherever it is, and ends it once.
 
 What happens inside generation is in `test_cancel_generation`.
 """
@@ -9,60 +9,16 @@ import asyncio
 
 import pytest
 
-from schemas.control import Control, ControlKind
 from schemas.errors import RequestFailedError
-from schemas.request import Retrieval, Strategy
 from schemas.tokens import EndStatus, FinishReason, Kind
 from schemas.worker import Pool
-from streams.answer import Answer
-from streams.client import GeaClient
-from streams.clock import now_ms
-from streams.control import send_control
-from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_topic
-from tests.fakes import FakeClock
-from tests.flow.harness import DIALOGUE, FixedAnnotator, Installation, installation
+from streams.topics import REQUESTS, TOKENS
+from tests.flow.asked import ANNOTATING, TOPICS, Leased, annotator, arrived, asking, check_cancelled_once, heard
+from tests.flow.harness import DIALOGUE, installation
 from tests.flow.holds import Gate
-from tests.flow.records import all_committed
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 from workers.router.waiting_room import RoomLimits
-
-TOPICS = {pool: pool_topic(pool, "blue") for pool in Pool}
-ANNOTATING = (Pool.INTENT, Pool.RETRIEVAL)
-
-
-def annotator(gea: Installation, pool: Pool) -> FixedAnnotator:
-    return gea.intent if pool is Pool.INTENT else gea.retrieval
-
-
-async def heard(gea: Installation, request_id: str = "r-1", tenant: str = "default") -> None:
-    """Wait until every worker knows that a request is cancelled."""
-    await until(lambda: all(worker.cancellations.is_cancelled(request_id, tenant) for worker in gea.workers.values()))
-
-
-async def asking(client: GeaClient, request_id: str = "r-1", **options: object) -> asyncio.Task[Answer]:
-    """Ask in a task of its own."""
-    return asyncio.create_task(
-        client.generate("How long can I return shoes?", request_id=request_id, **options).answer()  # type: ignore[arg-type]
-    )
-
-
-async def arrived(gea: Installation, topic: str, num_records: int = 1) -> None:
-    async with asyncio.timeout(5):
-        await gea.broker.until(lambda: len(gea.broker.records(topic)) >= num_records)
-
-
-async def check_cancelled_once(gea: Installation, answer: Answer, reason: str, *, text: str = "") -> None:
-    """One `cancelled` record, with its reason; everything is acknowledged and nothing was put aside."""
-    assert (answer.end.status, answer.end.finish_reason) == (EndStatus.CANCELLED, FinishReason.ABORT)
-    assert answer.end.failure is not None
-    assert (answer.end.failure.code, answer.end.failure.message) == ("cancelled", reason)
-    assert answer.text == text
-    assert [record.kind for record in gea.tokens_of(answer.request_id)].count(Kind.END) == 1
-    for pool in {worker.handler.pool for worker in gea.workers.values()}:
-        await all_committed(gea, TOPICS[pool], pool)
-    assert gea.broker.records(DEAD_LETTER) == []
-    assert all(worker.cancellations.statistics()["watched"] == 0 for worker in gea.workers.values())
 
 
 async def test_a_cancel_that_comes_before_its_request_holds() -> None:
@@ -274,133 +230,6 @@ async def test_a_thousand_starts_and_cancels_leave_nothing_behind_and_cost_no_sp
         assert await steps_of_answers() == steps
         await until(lambda: len(asyncio.all_tasks()) <= tasks)
         assert all(worker.cancellations.statistics()["watched"] == 0 for worker in gea.workers.values())
-
-
-class Leased:
-    """An installation whose leases run by a clock of ours."""
-
-    def __init__(self, gea: Installation) -> None:
-        self.clock = FakeClock(0)
-        self.gea = gea
-        gea.clock = lambda: self.clock() / 1000
-
-    async def watched(self, pool: Pool) -> None:
-        """Wait until a pool watches over a lease and hears its readers."""
-        leases = self.gea.workers[f"{pool}-1"].cancellations.leases
-        await until(lambda: leases.num_held > 0 and leases.is_hearing)
-
-    async def alive(self, request_id: str = "r-1") -> None:
-        """Have a reader say that he is there, and every worker hear it."""
-        before = {name: worker.cancellations for name, worker in self.gea.workers.items()}
-        producer = await self.gea.broker.producer()
-        await send_control(producer, Control(kind=ControlKind.ALIVE, request_id=request_id))
-        await until(lambda: all(each.statistics()["readers"] for each in before.values()))
-
-
-@pytest.mark.parametrize("pool", [*ANNOTATING, Pool.GENERATION])
-async def test_a_request_whose_reader_is_gone_is_cancelled_in_every_pool(pool: Pool) -> None:
-    gate = Gate(stop_at=6)
-    async with installation() as gea, gea.client() as client:
-        leased = Leased(gea)
-        if pool is not Pool.GENERATION:
-            annotator(gea, pool).gate.clear()
-        await gea.start_all(FakeEngine("Within 30 days.", pause=gate))
-        strategy = Strategy.DIALOGUE if pool is Pool.GENERATION else None
-        retrieval = Retrieval.OFF if pool is Pool.GENERATION else Retrieval.AUTO
-        asked = await asking(client, reader_lease_s=30.0, strategy=strategy, retrieval=retrieval)
-        if pool is Pool.GENERATION:
-            await gate.reached.wait()
-        await leased.watched(pool)
-        await leased.alive()
-        leased.clock.advance(29_000)
-        await leased.alive("another")
-        assert not asked.done()
-        leased.clock.advance(2_000)
-        await check_cancelled_once(gea, await asked, "reader is gone", text="Within" if pool is Pool.GENERATION else "")
-
-
-async def test_a_reader_who_speaks_up_keeps_a_request_alive_and_is_missed_when_he_falls_silent() -> None:
-    gate = Gate(stop_at=6)
-    async with installation() as gea, gea.client() as client:
-        leased = Leased(gea)
-        await gea.start_all(FakeEngine("Within 30 days.", pause=gate))
-        asked = await asking(client, reader_lease_s=30.0, **DIALOGUE)
-        await gate.reached.wait()
-        await leased.watched(Pool.GENERATION)
-        leases = gea.workers["generation-1"].cancellations.leases
-        for _ in range(5):
-            leased.clock.advance(20_000)
-            await send_control(await gea.broker.producer(), Control(kind=ControlKind.ALIVE, request_id="r-1"))
-            at = leased.clock() / 1000
-            await until(lambda at=at: leases.last_heard(("r-1", "default")) == at)  # type: ignore[misc]
-        assert not asked.done()
-        leased.clock.advance(30_000)
-        await check_cancelled_once(gea, await asked, "reader is gone", text="Within")
-
-
-@pytest.mark.parametrize("pool", ANNOTATING)
-async def test_a_stuck_annotator_holds_no_request_beyond_half_of_its_time(pool: Pool) -> None:
-    async with installation() as gea, gea.client() as client:
-        await gea.start_all()
-        annotator(gea, pool).gate.clear()
-        answer = await client.complete("How long?", deadline_s=0.4, explain=True)
-        assert answer.end.status is EndStatus.COMPLETED
-        explanation = answer.end.explanation
-        assert explanation is not None
-        result = explanation.intent if pool is Pool.INTENT else explanation.retrieval
-        assert result is not None
-        assert result.failure == "unavailable"
-        await until(lambda: annotator(gea, pool).num_given_up == 1)
-        await all_committed(gea, TOPICS[pool], pool)
-
-
-async def test_a_request_of_a_long_batch_leaves_it_in_its_own_time() -> None:
-    async with installation() as gea, gea.client() as client:
-        await gea.start(Pool.ROUTER, "router-1")
-        patient, hasty = await asking(client, "r-1"), await asking(client, "r-2", deadline_s=0.4)
-        await arrived(gea, TOPICS[Pool.INTENT], 2)
-        gea.intent.gate.clear()
-        for pool in (Pool.INTENT, Pool.RETRIEVAL, Pool.GENERATION):
-            await gea.start(pool, f"{pool}-1")
-        assert (await hasty).end.status is EndStatus.COMPLETED
-        assert not patient.done()
-        gea.intent.gate.set()
-        assert (await patient).end.status is EndStatus.COMPLETED
-
-
-async def test_a_deadline_in_the_engines_queue_ends_the_request_in_its_time_not_at_its_turn() -> None:
-    gate = Gate(stop_at=1)
-    engine = FakeEngine("Within 30 days.", pause=gate, max_sequences=1)
-    async with installation() as gea, gea.client() as client:
-        await gea.start_all(engine)
-        first = await asking(client, "r-0", **DIALOGUE)
-        await gate.reached.wait()
-        second = await asking(client, "r-1", deadline_s=0.2, **DIALOGUE)
-        with pytest.raises(RequestFailedError) as caught:
-            await second
-        assert caught.value.failure_code == "deadline_exceeded"
-        assert engine.statistics().waiting == 0
-        assert not first.done()
-        assert [record.kind for record in gea.tokens_of("r-1")].count(Kind.END) == 1
-        gate.opened.set()
-        assert (await first).text == "Within 30 days."
-
-
-@pytest.mark.parametrize("pool", ANNOTATING)
-async def test_a_deadline_in_the_queue_of_a_pool_ends_the_request_there(pool: Pool) -> None:
-    async with installation() as gea, gea.client() as client:
-        for earlier in list(Pool)[: list(Pool).index(pool)]:
-            await gea.start(earlier, f"{earlier}-1")
-        late_ms = now_ms() + 200
-        asked = await asking(client, deadline_s=0.15, timeout_s=5.0)
-        await arrived(gea, TOPICS[pool])
-        await until(lambda: now_ms() > late_ms)
-        await gea.start(pool, f"{pool}-1")
-        with pytest.raises(RequestFailedError) as caught:
-            await asked
-        assert caught.value.failure_code == "deadline_exceeded"
-        await all_committed(gea, TOPICS[pool], pool)
-        assert [record.kind for record in gea.tokens_of("r-1")].count(Kind.END) == 1
 
 
 async def test_the_end_of_a_cancelled_request_is_counted_as_aborted() -> None:

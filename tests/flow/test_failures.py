@@ -253,31 +253,6 @@ async def test_rubbish_between_the_pools_is_dead_lettered_and_blocks_nobody() ->
         assert {letter.code for letter in dead_letters(gea)} == {"undecodable"}
 
 
-async def test_a_deadline_that_passes_during_generation_ends_the_request_and_frees_the_engine() -> None:
-    gate = Gate(stop_at=10)
-    engine = FakeEngine(TEXT, pause=gate)
-    async with installation() as gea, gea.client() as client:
-        await gea.start_all(engine)
-        with pytest.raises(RequestFailedError) as caught:
-            await client.complete("tell me", request_id="r-1", deadline_s=0.4, timeout_s=10, **DIALOGUE)
-        assert caught.value.failure_code == "deadline_exceeded"
-        assert (engine.statistics().running, engine.statistics().waiting) == (0, 0)
-        await all_committed(gea, pool_topic(Pool.GENERATION, "blue"), Pool.GENERATION)
-
-
-async def test_a_deadline_that_passes_in_the_queue_is_told_when_a_worker_comes() -> None:
-    async with installation() as gea, gea.client() as client:
-        await gea.start(Pool.ROUTER, "router-1")
-        with pytest.raises(ResponseTimeoutError) as caught:
-            await client.complete("tell me", deadline_s=0.05, timeout_s=0.3, **DIALOGUE)
-        engine = FakeEngine(TEXT)
-        await gea.start(Pool.GENERATION, "generation-1", engine)
-        end = await end_of(gea, client, caught.value.request_id)
-        assert end.failure is not None
-        assert end.failure.code == "deadline_exceeded"
-        assert not engine.requests
-
-
 async def test_load_above_the_limit_is_rejected_with_a_time_and_may_come_again_under_its_id() -> None:
     gate = Gate(stop_at=1)
     async with installation() as gea, gea.client() as client:
