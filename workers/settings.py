@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any
 
 import msgspec
-import yaml
 
 from schemas.errors import ConfigError
 from schemas.worker import Pool
+from workers.settings_tree import PREFIX, choices, overlay, read_tree
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=604_800)]
@@ -273,78 +273,16 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
 
     `GEA_BATCHING_BATCH_SIZE=4` sets `batching.batch_size`. Raises ConfigError that names the key.
     """
-    tree = _read(path) if path else {}
+    tree = read_tree(path) if path else {}
     for section in Settings.__struct_fields__:
         if section in tree and tree[section] is None:  # all of its keys are commented out
             del tree[section]
     for name, text in sorted(environ.items()):
-        if name.startswith("GEA_") and name not in OUTSIDE_VARIABLES:
-            _overlay(tree, name, text)
+        if name.startswith(PREFIX) and name not in OUTSIDE_VARIABLES:
+            overlay(tree, Settings, name, text)
     try:
         return msgspec.convert(tree, Settings)
     except msgspec.ValidationError as error:
         message, _, place = str(error).partition(" - at `$.")
         place = place.rstrip("`")
-        raise ConfigError(f"configuration: {place or 'top level'}: {message}{_choices(place)}") from error
-
-
-def _choices(place: str) -> str:
-    """Return what a key takes that takes only a few words."""
-    found = _find(Settings, place.replace(".", "_"))
-    kind = found[1] if found else None
-    return f": {', '.join(kind)}" if isinstance(kind, type) and issubclass(kind, StrEnum) else ""
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"configuration {path}: {error.strerror}") from error
-    except yaml.MarkedYAMLError as error:
-        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise ConfigError(f"configuration {path}: not YAML: {place}{error.problem or error.context}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"configuration {path}: not YAML: {' '.join(str(error).split())}") from error
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        raise ConfigError(f"configuration {path}: a map of sections is expected")
-    return tree
-
-
-def _overlay(tree: dict[str, Any], name: str, text: str) -> None:
-    """Set the key that a variable names; keys contain underscores, so the schema says where they end."""
-    found = _find(Settings, name.removeprefix("GEA_").lower())
-    if found is None:
-        raise ConfigError(f"configuration: the variable {name} names no key")
-    keys, hint = found
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-        if not isinstance(tree, dict):
-            raise ConfigError(f"configuration: {key}: a map of keys is expected")
-    tree[keys[-1]] = _scalar(text, hint)
-
-
-def _find(struct: type[msgspec.Struct], rest: str) -> tuple[list[str], Any] | None:
-    """Return the keys that lead to a setting, and its type."""
-    hints = {field.name: field.type for field in msgspec.structs.fields(struct)}
-    for key, hint in hints.items():
-        if rest == key:
-            return [key], hint
-        if rest.startswith(f"{key}_"):
-            section = next((t for t in (hint, *get_args(hint)) if isinstance(t, type)), None)
-            if section is not None and issubclass(section, msgspec.Struct):
-                found = _find(section, rest.removeprefix(f"{key}_"))
-                if found:
-                    return [key, *found[0]], found[1]
-    return None
-
-
-def _scalar(text: str, hint: Any) -> Any:
-    """Read a value as its type wants it: text as it stands, since a password may look like a number or a comment."""
-    if hint is str or (str in get_args(hint) and tuple not in (hint, get_origin(hint))):
-        return None if text == "null" and hint is not str else text
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
+        raise ConfigError(f"configuration: {place or 'top level'}: {message}{choices(Settings, place)}") from error
