@@ -26,6 +26,19 @@ class Ownership:
         self.committed: int | None = None
         self.base: int | None = None  # where reading began when the partition became ours; asked for the lag only
 
+    def uncommitted(self) -> int | None:
+        """Return the offset to commit, None if that is committed already."""
+        offset = self.tracker.committable()
+        return None if offset == self.committed else offset
+
+    def lag(self, end: int) -> int:
+        """Return the records before `end` that are not committed; 0 while it is not known where reading began."""
+        return 0 if self.base is None else max(0, end - max(self.committed or 0, self.base))
+
+    def num_unread(self, end: int) -> int:
+        """Return the records before `end` that were not received; 0 while it is not known where reading began."""
+        return 0 if self.base is None else max(0, end - max(self.tracker.end, self.committed or 0, self.base))
+
     def lose(self) -> None:
         """Cancel the work of the partition; what it acknowledges later has no effect."""
         self.is_lost = True

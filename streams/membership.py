@@ -12,7 +12,7 @@ acknowledge later commits nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import structlog
@@ -193,7 +193,7 @@ class Membership:
             return
         async with self._committing:
             owned = dict(self.owned)
-            offsets = {place: offset for place, o in owned.items() if (offset := _uncommitted(o)) is not None}
+            offsets = {place: offset for place, o in owned.items() if (offset := o.uncommitted()) is not None}
             if not offsets:
                 return
             try:
@@ -220,8 +220,9 @@ class Membership:
         except UnavailableError:
             self.lag = self._heard_since = self._idle_since = None
             return
-        self.lag = _lag(self.owned, ends)
-        self.num_unread = _num_unread(self.owned, ends)
+        known = [(ownership, ends[place]) for place, ownership in self.owned.items() if place in ends]
+        self.lag = sum(ownership.lag(end) for ownership, end in known)
+        self.num_unread = sum(ownership.num_unread(end) for ownership, end in known)
         self._note_heard()
 
     def _note_heard(self) -> None:
@@ -293,24 +294,3 @@ class Membership:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _uncommitted(ownership: Ownership) -> int | None:
-    offset = ownership.tracker.committable()
-    return None if offset == ownership.committed else offset
-
-
-def _num_unread(owned: Mapping[TopicPartition, Ownership], ends: Mapping[TopicPartition, int]) -> int:
-    return sum(
-        max(0, ends[place] - max(o.tracker.end, o.committed or 0, o.base or 0))
-        for place, o in owned.items()
-        if place in ends and o.base is not None
-    )
-
-
-def _lag(owned: Mapping[TopicPartition, Ownership], ends: Mapping[TopicPartition, int]) -> int:
-    return sum(
-        max(0, ends[place] - max(o.committed or 0, o.base or 0))
-        for place, o in owned.items()
-        if place in ends and o.base is not None
-    )
