@@ -13,6 +13,7 @@ from streams.claims import StreamView
 from streams.client import GeaClient
 from streams.topics import pool_topic
 from tests.flow.harness import DIALOGUE, Installation
+from tests.flow.holds import Gate
 from tests.flow.records import view_of
 from workers.generation.engine.fake import FakeEngine
 
@@ -61,6 +62,22 @@ async def published(gea: Installation, num_tokens: int, index: int = 0) -> None:
         await gea.broker.until(lambda: view_of(gea, "r-1").next_seq(index) >= num_tokens)
 
 
+async def halted(gea: Installation, client: GeaClient, gate: Gate, **fields: Any) -> asyncio.Task[Heard]:
+    """Ask a worker that stands still at the gate."""
+    await start_path(gea, FakeEngine(SCRIPT, pause=gate))
+    asking = asyncio.create_task(ask(client, **SHORT, **fields))
+    await gate.reached.wait()
+    return asking
+
+
+async def cut_at(gea: Installation, client: GeaClient, num_tokens: int, **fields: Any) -> asyncio.Task[Heard]:
+    """Ask, and let the worker die when readers have so many tokens and no more are coming."""
+    asking = await halted(gea, client, Gate(stop_at=num_tokens), **fields)
+    await published(gea, num_tokens)
+    await gea.kill("generation-1")
+    return asking
+
+
 def deltas_that_count(gea: Installation) -> list[TokenRecord]:
     """Return the deltas that a reader takes; every record of a run without zombies does."""
     view = StreamView()
@@ -95,3 +112,9 @@ def check_end(end: End | None, num_tokens: int, reason: FinishReason = FinishRea
     assert (end.status, end.finish_reason) == (EndStatus.COMPLETED, reason)
     assert end.usage.completion_tokens == num_tokens
     assert end.usage.prompt_tokens > 0
+
+
+def check_whole(heard: Heard) -> None:
+    """The reader was told the whole text once, and its end."""
+    assert (heard.texts[0], heard.num_resets) == (TEXT, 0)
+    check_end(heard.end, NUM_TOKENS)

@@ -10,7 +10,7 @@ from schemas.tokens import EndStatus, Kind
 from schemas.worker import Pool
 from streams.client import GeaClient
 from tests.flow import planners
-from tests.flow.continued import NUM_TOKENS, SCRIPT, SHORT, TEXT, ask, check_end, published, start_path
+from tests.flow.continued import NUM_TOKENS, SCRIPT, SHORT, TEXT, ask, check_end, cut_at, published, start_path
 from tests.flow.engines import Brief, Forgetful, OtherWeights
 from tests.flow.harness import Installation, installation
 from tests.flow.holds import Gate
@@ -48,12 +48,8 @@ async def test_a_text_that_cannot_be_continued_is_voided_and_begun_anew(follower
 
 
 async def test_a_text_of_which_only_the_beginning_comes_again_is_voided_and_begun_anew() -> None:
-    gate = Gate(stop_at=7)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await published(gea, 7)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, 7)
         await gea.start(Pool.GENERATION, "generation-2", Brief(SCRIPT))
         heard = await asking
         assert (heard.texts[0], heard.num_resets, len(heard.token_ids[0])) == ("é", 1, 2)
@@ -62,13 +58,8 @@ async def test_a_text_of_which_only_the_beginning_comes_again_is_voided_and_begu
 
 
 async def test_a_text_of_another_release_is_voided_and_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(stop_at=7)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await gate.reached.wait()
-        await published(gea, 7)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, 7)
         monkeypatch.setattr(planners, "TEMPLATE", planners.TEMPLATE.replace("im_start", "im_begin"))
         await gea.start(Pool.GENERATION, "generation-2", FakeEngine(SCRIPT))
         heard = await asking

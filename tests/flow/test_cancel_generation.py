@@ -12,7 +12,7 @@ from schemas.tokens import End, EndStatus, Kind
 from schemas.worker import Pool
 from streams.client import GeaClient
 from tests.flow.cancelled import cancel, check_cancelled, text_of
-from tests.flow.continued import GENERATION, NUM_TOKENS, SCRIPT, SHORT, TEXT, ask, published, start_path
+from tests.flow.continued import GENERATION, NUM_TOKENS, SCRIPT, SHORT, TEXT, ask, halted, published, start_path
 from tests.flow.harness import Installation, installation
 from tests.flow.holds import Gate
 from tests.flow.planners import byte_planner
@@ -43,11 +43,8 @@ async def test_a_cancel_between_two_tokens_keeps_what_is_decoded_and_stops_the_e
 
 
 async def test_all_choices_are_cancelled_together() -> None:
-    gate = Gate(stop_at=9)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, n=2, **SHORT))
-        await gate.reached.wait()
+        asking = await halted(gea, client, Gate(stop_at=9), n=2)
         cancel(gea)
         heard = await asking
         await check_cancelled(gea, heard.end)
@@ -55,11 +52,8 @@ async def test_all_choices_are_cancelled_together() -> None:
 
 
 async def test_a_client_cancels_and_every_worker_hears_it() -> None:
-    gate = Gate(stop_at=9)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await gate.reached.wait()
+        asking = await halted(gea, client, Gate(stop_at=9))
         await client.cancel("r-1")
         await check_cancelled(gea, (await asking).end)
 
@@ -118,9 +112,7 @@ async def test_a_cancel_before_the_engine_has_admitted_the_request_ends_it_and_d
 async def test_a_cancel_by_another_tenant_changes_nothing() -> None:
     gate = Gate(stop_at=9)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await gate.reached.wait()
+        asking = await halted(gea, client, gate)
         cancel(gea, tenant="other")
         gate.opened.set()
         assert (await asking).texts[0] == TEXT
@@ -151,11 +143,8 @@ async def test_the_next_turn_knows_the_part_of_a_cancelled_answer_that_was_shown
 
 
 async def test_a_copy_that_waits_for_the_run_of_a_cancelled_request_ends_with_it() -> None:
-    gate = Gate(stop_at=9)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await gate.reached.wait()
+        asking = await halted(gea, client, Gate(stop_at=9))
         (first,) = gea.broker.records(GENERATION)
         producer = await gea.broker.producer()
         await producer.send(GENERATION, first.value, key=first.key, headers=first.headers, partition=first.partition)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from schemas.worker import Pool
 from tests.flow.cancelled import cancel, check_cancelled, text_of
-from tests.flow.continued import SCRIPT, SHORT, ask, published, start_path
+from tests.flow.continued import SCRIPT, cut_at
 from tests.flow.engines import Forgetful, OtherWeights
 from tests.flow.harness import installation
 from tests.flow.holds import Gate, HeldReads
@@ -20,13 +18,9 @@ from workers.generation.engine.fake import FakeEngine
 async def test_who_takes_a_cancelled_request_over_ends_it_with_the_text_that_is_out(
     num_tokens: int, kind: type[FakeEngine]
 ) -> None:
-    gate, follower = Gate(stop_at=num_tokens), kind(SCRIPT)
+    follower = kind(SCRIPT)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
-        await gate.reached.wait()
-        await published(gea, num_tokens)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, num_tokens, session_id="s")
         await client.cancel("r-1")
         await gea.start(Pool.GENERATION, "generation-2", follower)
         heard = await asking
@@ -41,12 +35,9 @@ async def test_who_takes_a_cancelled_request_over_ends_it_with_the_text_that_is_
 async def test_a_cancel_during_a_take_over_ends_the_request_with_the_text_that_is_out(
     is_reading: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, again = Gate(stop_at=9), Gate(stop_at=0)
+    again = Gate(stop_at=0)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
-        await published(gea, 9)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, 9, session_id="s")
         held = HeldReads(gea, monkeypatch) if is_reading else None
         await gea.start(Pool.GENERATION, "generation-2", FakeEngine(SCRIPT, pause=again))
         await (held.reached if held else again.reached).wait()
@@ -61,12 +52,9 @@ async def test_a_cancel_during_a_take_over_ends_the_request_with_the_text_that_i
 
 
 async def test_a_cancel_before_the_known_text_has_come_again_keeps_all_of_it() -> None:
-    gate, again = Gate(stop_at=9), Gate(stop_at=3)
+    again = Gate(stop_at=3)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
-        await published(gea, 9)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, 9, session_id="s")
         await gea.start(Pool.GENERATION, "generation-2", Forgetful(SCRIPT, pause=again))
         await again.reached.wait()
         cancel(gea, name="generation-2")

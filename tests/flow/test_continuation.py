@@ -24,6 +24,7 @@ from tests.flow.continued import (
     ask,
     check_end,
     check_once,
+    cut_at,
     published,
     start_path,
 )
@@ -36,13 +37,8 @@ from workers.generation.engine.fake import FakeEngine
 
 @pytest.mark.parametrize("num_tokens", range(NUM_TOKENS))
 async def test_an_answer_cut_at_any_token_goes_on_with_the_same_text(num_tokens: int) -> None:
-    gate = Gate(stop_at=num_tokens)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await gate.reached.wait()
-        await published(gea, num_tokens)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, num_tokens)
         follower = FakeEngine(SCRIPT)
         await gea.start(Pool.GENERATION, "generation-2", follower)
         heard = await asking
@@ -139,12 +135,8 @@ async def test_a_choice_that_has_not_begun_begins_with_the_follower() -> None:
 
 
 async def test_the_time_to_the_first_token_is_that_of_the_run_that_wrote_it() -> None:
-    gate = Gate(stop_at=6)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await published(gea, 6)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, 6)
         first = next(r for r in gea.broker.records(TOKENS) if r.key == b"r-1" and r.value)
         await gea.start(Pool.GENERATION, "generation-2", FakeEngine(SCRIPT))
         heard = await asking

@@ -12,13 +12,13 @@ from tests.flow.continued import (
     NUM_TOKENS,
     SCRIPT,
     SHORT,
-    TEXT,
     ask,
-    check_end,
     check_once,
+    check_whole,
+    cut_at,
     deltas_that_count,
+    halted,
     published,
-    start_path,
 )
 from tests.flow.harness import installation
 from tests.flow.holds import Gate, HeldReads
@@ -40,8 +40,7 @@ async def test_workers_that_die_one_after_the_other_leave_one_text(cuts: tuple[i
         await gea.start(Pool.GENERATION, "generation-last", FakeEngine(SCRIPT))
         assert asking is not None
         heard = await asking
-        assert (heard.texts[0], heard.num_resets) == (TEXT, 0)
-        check_end(heard.end, NUM_TOKENS)
+        check_whole(heard)
         check_once(gea, {0: NUM_TOKENS})
 
 
@@ -49,13 +48,8 @@ async def test_workers_that_die_one_after_the_other_leave_one_text(cuts: tuple[i
 async def test_a_follower_that_dies_while_it_reads_is_followed_in_turn(
     num_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate(stop_at=num_tokens)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await gate.reached.wait()
-        await published(gea, num_tokens)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, num_tokens)
         held = HeldReads(gea, monkeypatch)
         await gea.start(Pool.GENERATION, "generation-2", FakeEngine(SCRIPT))
         await held.reached.wait()  # it has claimed
@@ -63,34 +57,26 @@ async def test_a_follower_that_dies_while_it_reads_is_followed_in_turn(
         held.release()
         await gea.start(Pool.GENERATION, "generation-3", FakeEngine(SCRIPT))
         heard = await asking
-        assert (heard.texts[0], heard.num_resets) == (TEXT, 0)
-        check_end(heard.end, NUM_TOKENS)
+        check_whole(heard)
         check_once(gea, {0: NUM_TOKENS})
 
 
 async def test_a_follower_that_dies_while_it_claims_is_followed_in_turn() -> None:
-    gate = Gate(stop_at=7)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await published(gea, 7)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, 7)
         starting = asyncio.create_task(gea.start(Pool.GENERATION, "generation-2", FakeEngine(SCRIPT)))
         await gea.broker.until(lambda: any(record.kind is Kind.CLAIM for record in gea.tokens_of("r-1")))
         await starting
         await gea.kill("generation-2")
         await gea.start(Pool.GENERATION, "generation-3", FakeEngine(SCRIPT))
         heard = await asking
-        assert (heard.texts[0], heard.num_resets) == (TEXT, 0)
-        check_end(heard.end, NUM_TOKENS)
+        check_whole(heard)
 
 
 async def test_a_paused_owner_that_wakes_up_changes_nothing_for_a_reader() -> None:
     gate = Gate(stop_at=8)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await gate.reached.wait()
+        asking = await halted(gea, client, gate)
         await published(gea, 8)
         await gea.broker.kill("generation-1")  # it does not notice
         again = Gate(stop_at=4)
@@ -101,7 +87,6 @@ async def test_a_paused_owner_that_wakes_up_changes_nothing_for_a_reader() -> No
         await gea.broker.until(lambda: any(record.kind is Kind.END for record in gea.tokens_of("r-1")))
         again.opened.set()
         heard = await asking
-        assert (heard.texts[0], heard.num_resets) == (TEXT, 0)
-        check_end(heard.end, NUM_TOKENS)
+        check_whole(heard)
         assert [record.kind for record in gea.tokens_of("r-1")].count(Kind.END) == 2
         assert sum(len(record.token_ids) for record in deltas_that_count(gea)) == NUM_TOKENS

@@ -11,10 +11,9 @@ from schemas.tokens import EndStatus
 from schemas.worker import Pool
 from streams.topics import TOKENS
 from tests.flow.cancelled import cancel
-from tests.flow.continued import GENERATION, NUM_TOKENS, SCRIPT, SHORT, TEXT, ask, check_end, published, start_path
+from tests.flow.continued import GENERATION, NUM_TOKENS, SCRIPT, TEXT, check_end, cut_at
 from tests.flow.engines import Brief, OtherWeights
 from tests.flow.harness import installation
-from tests.flow.holds import Gate
 from tests.flow.planners import byte_planner
 from tests.flow.records import all_committed, view_of
 from workers.generation.engine.fake import FakeEngine
@@ -47,12 +46,8 @@ def held_planner(num_free: int) -> HeldPlanner:
 async def test_a_cancel_after_the_text_was_voided_remembers_nothing_of_it(
     follower: type[FakeEngine], num_plans_before: int
 ) -> None:
-    gate = Gate(stop_at=9)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, session_id="s", **SHORT))
-        await published(gea, 9)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, 9, session_id="s")
         planner = held_planner(num_plans_before)
         gea.planner = lambda: planner
         await gea.start(Pool.GENERATION, "generation-2", follower(SCRIPT))
@@ -68,12 +63,9 @@ async def test_a_cancel_after_the_text_was_voided_remembers_nothing_of_it(
 
 
 async def test_a_text_whose_beginning_has_left_its_topic_is_voided_and_begun_anew() -> None:
-    gate, follower = Gate(stop_at=9), FakeEngine(SCRIPT)
+    follower = FakeEngine(SCRIPT)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
-        await published(gea, 9)
-        await gea.kill("generation-1")
+        asking = await cut_at(gea, client, 9)
         (first, *_) = (record for record in gea.broker.records(TOKENS) if record.key == b"r-1")
         gea.broker.expire(TOKENS, first.partition, first.offset + 1)
         await gea.start(Pool.GENERATION, "generation-2", follower)
