@@ -12,9 +12,11 @@ from streams.client import GeaClient
 from streams.control import send_control
 from streams.topics import DEAD_LETTER, pool_topic
 from tests.fakes import FakeClock
-from tests.flow.harness import FixedAnnotator, Installation
+from tests.flow.harness import DIALOGUE, FixedAnnotator, Installation
+from tests.flow.holds import Gate
 from tests.flow.records import all_committed
 from tests.streams.token_fakes import until
+from workers.generation.engine.fake import FakeEngine
 
 TOPICS = {pool: pool_topic(pool, "blue") for pool in Pool}
 ANNOTATING = (Pool.INTENT, Pool.RETRIEVAL)
@@ -34,6 +36,14 @@ async def asking(client: GeaClient, request_id: str = "r-1", **options: object) 
     return asyncio.create_task(
         client.generate("How long can I return shoes?", request_id=request_id, **options).answer()  # type: ignore[arg-type]
     )
+
+
+async def occupied(gea: Installation, client: GeaClient, engine: FakeEngine, gate: Gate) -> asyncio.Task[Answer]:
+    """Start a worker of each pool, and let a first request, `r-0`, stand in the engine at the gate."""
+    await gea.start_all(engine)
+    first = await asking(client, "r-0", **DIALOGUE)
+    await gate.reached.wait()
+    return first
 
 
 async def arrived(gea: Installation, topic: str, num_records: int = 1) -> None:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 
+from streams.answer import Answer
 from streams.broker import LogReader, TopicPartition
+from streams.client import GeaClient
 from streams.topics import TOKENS
-from tests.flow.harness import Installation
+from tests.flow.harness import DIALOGUE, Installation
+from workers.generation.engine.fake import FakeEngine
 
 TEXT = "A long answer that a worker may not live to finish."
 
@@ -30,6 +33,14 @@ class Gate:
             await self.opened.wait()
             self.passed.set()
         await asyncio.sleep(0)
+
+
+async def answering(gea: Installation, client: GeaClient, gate: Gate) -> asyncio.Task[Answer]:
+    """Start a worker of each pool and ask; the answer, which is `TEXT`, stands still at the gate."""
+    await gea.start_all(FakeEngine(TEXT, pause=gate))
+    asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
+    await gate.reached.wait()
+    return asking
 
 
 class HeldReads:

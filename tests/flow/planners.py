@@ -1,6 +1,9 @@
-"""A planner for the scripted engine: a chat template of our own, bytes as tokens."""
+"""Planners for the scripted engine: a chat template of our own, bytes as tokens; one that stands still when told."""
 
 from __future__ import annotations
+
+import asyncio
+from typing import Any
 
 from schemas.request import Strategy
 from workers.generation.engine import Engine
@@ -27,3 +30,25 @@ def byte_planner() -> Planner:
         hints={"greeting": Strategy.TEMPLATE, "return_refund": Strategy.KNOWLEDGE},
         defaults=GenerationDefaults(),
     )
+
+
+class HeldPlanner(Planner):
+    """Makes `num_free` plans, and then holds."""
+
+    num_free: int
+    held: asyncio.Event
+
+    async def plan(self, *args: Any) -> Any:
+        if not self.num_free:
+            self.held.set()
+            await asyncio.Event().wait()
+        self.num_free -= 1
+        return await super().plan(*args)
+
+
+def held_planner(num_free: int) -> HeldPlanner:
+    planner = byte_planner()
+    planner.__class__ = HeldPlanner
+    assert isinstance(planner, HeldPlanner)
+    planner.num_free, planner.held = num_free, asyncio.Event()
+    return planner

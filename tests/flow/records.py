@@ -6,21 +6,39 @@ import asyncio
 from collections.abc import Sequence
 
 from schemas.codec import unpack
-from schemas.envelope import Headers
+from schemas.envelope import Headers, Reply
 from schemas.failure import DeadLetter
-from schemas.tokens import End
+from schemas.tokens import Claim, End, Epoch, Kind, TokenRecord
 from schemas.worker import Pool
 from streams.claims import StreamView
 from streams.client import GeaClient
+from streams.routing import murmur2_partition
 from streams.token_reader import decode_token
+from streams.token_record import send_token
 from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_group
-from tests.flow.harness import Installation
+from tests.flow.harness import NUM_PARTITIONS, Installation
+
+REPLY = Reply(topic=TOKENS, partition=murmur2_partition(b"r-1", NUM_PARTITIONS))
+"""Where who asked as `r-1` reads."""
 
 
 async def send_raw(gea: Installation, value: bytes | None, headers: Sequence[tuple[str, str]] = ()) -> None:
     producer = await gea.broker.producer()
     encoded: Headers = tuple((name, text.encode()) for name, text in headers)
     await producer.send(REQUESTS, value, key=b"k", headers=encoded)
+
+
+async def send_again(gea: Installation, topic: str) -> None:
+    """Produce the one record of a topic once more, at the same place."""
+    (record,) = gea.broker.records(topic)
+    producer = await gea.broker.producer()
+    await producer.send(topic, record.value, key=record.key, headers=record.headers, partition=record.partition)
+
+
+async def claimed_by_another(gea: Installation, epoch: Epoch) -> None:
+    """Let a run that nobody will hear of again claim `r-1`."""
+    claim = TokenRecord(kind=Kind.CLAIM, epoch=epoch, owner="another", claim=Claim())
+    await send_token(await gea.broker.producer(), REPLY, "r-1", claim)
 
 
 def view_of(gea: Installation, request_id: str) -> StreamView:

@@ -7,28 +7,20 @@ from typing import Any
 
 import pytest
 
-from schemas.envelope import Reply
 from schemas.errors import EngineUnavailableError
-from schemas.tokens import Claim, End, EndStatus, Epoch, FinishReason, Kind, TokenRecord
+from schemas.tokens import End, EndStatus, Epoch, FinishReason, Kind, TokenRecord
 from schemas.worker import Pool
 from streams.client import GeaClient
-from streams.routing import murmur2_partition
 from streams.token_record import send_token
-from streams.topics import TOKENS
 from tests.flow.cancelled import cancel, check_cancelled
 from tests.flow.continued import GENERATION, SCRIPT, SHORT, TEXT, ask
-from tests.flow.harness import NUM_PARTITIONS, Installation, installation
+from tests.flow.harness import Installation, installation
 from tests.flow.holds import Gate, HeldReads
-from tests.flow.records import all_committed, end_of
+from tests.flow.records import REPLY, all_committed, claimed_by_another, end_of
 from workers.generation import takeover
 from workers.generation.engine.fake import FakeEngine
 
-
-async def claimed_by_another(gea: Installation) -> None:
-    """Let a run that nobody will hear of again claim the request, above every run of our generation."""
-    reply = Reply(topic=TOKENS, partition=murmur2_partition(b"r-1", NUM_PARTITIONS))
-    claim = TokenRecord(kind=Kind.CLAIM, epoch=Epoch(0, 99), owner="another", claim=Claim())
-    await send_token(await gea.broker.producer(), reply, "r-1", claim)
+ABOVE = Epoch(0, 99)  # above every run of our generation
 
 
 async def start_behind_another(gea: Installation, client: GeaClient, **fields: Any) -> asyncio.Task[Any]:
@@ -36,7 +28,7 @@ async def start_behind_another(gea: Installation, client: GeaClient, **fields: A
     await gea.start(Pool.ROUTER, "router-1")
     asking = asyncio.create_task(ask(client, **{**SHORT, **fields}))
     await gea.broker.until(lambda: bool(gea.broker.records(GENERATION)))
-    await claimed_by_another(gea)
+    await claimed_by_another(gea, ABOVE)
     await gea.start(Pool.GENERATION, "generation-1", FakeEngine(SCRIPT))
     await gea.broker.until(lambda: len(gea.tokens_of("r-1")) == 2)
     return asking
@@ -60,7 +52,7 @@ async def test_an_engine_that_dies_ends_the_worker_though_a_request_of_the_batch
         await gea.start(Pool.ROUTER, "router-1")
         asking = [asyncio.create_task(client.complete("tell me", request_id=f"r-{n}", **SHORT)) for n in (1, 2)]
         await gea.broker.until(lambda: len(gea.broker.records(GENERATION)) == 2)
-        await claimed_by_another(gea)
+        await claimed_by_another(gea, ABOVE)
         running = await gea.start(Pool.GENERATION, "generation-1", engine)
         await gate.reached.wait()
         await gea.broker.until(lambda: len(gea.tokens_of("r-1")) == 2)
@@ -80,7 +72,7 @@ async def test_a_request_that_another_run_ends_is_left_to_it(monkeypatch: pytest
         await gea.start(Pool.ROUTER, "router-1")
         asking = asyncio.create_task(ask(client, **SHORT))
         await gea.broker.until(lambda: bool(gea.broker.records(GENERATION)))
-        await claimed_by_another(gea)
+        await claimed_by_another(gea, ABOVE)
         held = HeldReads(gea, monkeypatch)
         engine = FakeEngine(SCRIPT)
         await gea.start(Pool.GENERATION, "generation-1", engine)
@@ -96,12 +88,11 @@ async def test_a_request_that_another_run_ends_is_left_to_it(monkeypatch: pytest
 
 async def written_by_another(gea: Installation, text: str) -> None:
     producer = await gea.broker.producer()
-    reply = Reply(topic=TOKENS, partition=murmur2_partition(b"r-1", NUM_PARTITIONS))
     end = End(status=EndStatus.COMPLETED, finish_reason=FinishReason.STOP)
-    ours: dict[str, Any] = {"epoch": Epoch(0, 99), "owner": "another"}
+    ours: dict[str, Any] = {"epoch": ABOVE, "owner": "another"}
     delta = TokenRecord(kind=Kind.DELTA, text=text, token_ids=(1,), **ours)
-    await send_token(producer, reply, "r-1", delta)
-    await send_token(producer, reply, "r-1", TokenRecord(kind=Kind.END, seq=1, end=end, **ours))
+    await send_token(producer, REPLY, "r-1", delta)
+    await send_token(producer, REPLY, "r-1", TokenRecord(kind=Kind.END, seq=1, end=end, **ours))
 
 
 async def test_a_cancel_while_another_run_holds_the_request_waits_for_no_lease(

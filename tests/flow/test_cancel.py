@@ -13,7 +13,17 @@ from schemas.errors import RequestFailedError
 from schemas.tokens import EndStatus, FinishReason, Kind
 from schemas.worker import Pool
 from streams.topics import REQUESTS, TOKENS
-from tests.flow.asked import ANNOTATING, TOPICS, Leased, annotator, arrived, asking, check_cancelled_once, heard
+from tests.flow.asked import (
+    ANNOTATING,
+    TOPICS,
+    Leased,
+    annotator,
+    arrived,
+    asking,
+    check_cancelled_once,
+    heard,
+    occupied,
+)
 from tests.flow.harness import DIALOGUE, installation
 from tests.flow.holds import Gate
 from tests.streams.token_fakes import until
@@ -47,9 +57,7 @@ async def test_a_request_that_waits_for_room_at_the_router_ends_there(why: str) 
     async with installation() as gea, gea.client() as client:
         leased = Leased(gea)
         gea.room_limits = RoomLimits(max_tokens_per_worker=1)
-        await gea.start_all(FakeEngine("Within 30 days.", pause=gate))
-        first = await asking(client, "r-0", **DIALOGUE)
-        await gate.reached.wait()
+        first = await occupied(gea, client, FakeEngine("Within 30 days.", pause=gate), gate)
         deadline_s = 0.3 if why == "deadline" else None
         second = await asking(client, "r-1", reader_lease_s=30.0, deadline_s=deadline_s, **DIALOGUE)
         await leased.watched(Pool.ROUTER)
@@ -121,9 +129,7 @@ async def test_a_request_in_the_engines_queue_is_cancelled_before_its_turn() -> 
     gate = Gate(stop_at=1)
     engine = FakeEngine("Within 30 days.", pause=gate, max_sequences=1)
     async with installation() as gea, gea.client() as client:
-        await gea.start_all(engine)
-        first = await asking(client, "r-0", **DIALOGUE)
-        await gate.reached.wait()
+        first = await occupied(gea, client, engine, gate)
         second = await asking(client, "r-1", **DIALOGUE)
         await until(lambda: engine.statistics().waiting == 1)
         await client.cancel("r-1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -15,11 +14,10 @@ from tests.flow.cancelled import cancel, check_cancelled, text_of
 from tests.flow.continued import GENERATION, NUM_TOKENS, SCRIPT, SHORT, TEXT, ask, halted, published, start_path
 from tests.flow.harness import Installation, installation
 from tests.flow.holds import Gate
-from tests.flow.planners import byte_planner
-from tests.flow.records import all_committed, view_of
+from tests.flow.planners import held_planner
+from tests.flow.records import all_committed, send_again, view_of
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
-from workers.generation.planning import Planner
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 7, 14, 26, NUM_TOKENS - 1])
@@ -70,23 +68,12 @@ async def test_what_was_cancelled_before_it_came_costs_no_generation() -> None:
 
 
 async def test_a_cancel_while_the_prompt_is_made_ends_the_request_before_the_engine_hears_of_it() -> None:
-    planning, engine = asyncio.Event(), FakeEngine(SCRIPT)
-
-    class Slow(Planner):
-        async def plan(self, *_: Any) -> Any:
-            planning.set()
-            await asyncio.Event().wait()
-
-    def slow_planner() -> Planner:
-        planner = byte_planner()
-        planner.__class__ = Slow
-        return planner
-
+    planner, engine = held_planner(num_free=0), FakeEngine(SCRIPT)
     async with installation() as gea, gea.client() as client:
-        gea.planner = slow_planner
+        gea.planner = lambda: planner
         await start_path(gea, engine)
         asking = asyncio.create_task(ask(client, **SHORT))
-        await planning.wait()
+        await planner.held.wait()
         cancel(gea)
         await check_cancelled(gea, (await asking).end)
         assert not engine.requests
@@ -145,9 +132,7 @@ async def test_the_next_turn_knows_the_part_of_a_cancelled_answer_that_was_shown
 async def test_a_copy_that_waits_for_the_run_of_a_cancelled_request_ends_with_it() -> None:
     async with installation() as gea, gea.client() as client:
         asking = await halted(gea, client, Gate(stop_at=9))
-        (first,) = gea.broker.records(GENERATION)
-        producer = await gea.broker.producer()
-        await producer.send(GENERATION, first.value, key=first.key, headers=first.headers, partition=first.partition)
+        await send_again(gea, GENERATION)
         await until(lambda: gea.num_held("generation-1", "r-1") == 2)
         cancel(gea)
         await check_cancelled(gea, (await asking).end)

@@ -6,9 +6,9 @@ import pytest
 
 from schemas.worker import Pool
 from tests.flow.cancelled import cancel, check_cancelled, text_of
-from tests.flow.continued import SCRIPT, cut_at
+from tests.flow.continued import SCRIPT, Heard, cut_at
 from tests.flow.engines import Forgetful, OtherWeights
-from tests.flow.harness import installation
+from tests.flow.harness import Installation, installation
 from tests.flow.holds import Gate, HeldReads
 from workers.generation.engine.fake import FakeEngine
 
@@ -31,6 +31,14 @@ async def test_who_takes_a_cancelled_request_over_ends_it_with_the_text_that_is_
         assert [turn.assistant for turn in turns] == [text_of(9)][:num_tokens]
 
 
+async def check_kept(gea: Installation, heard: Heard) -> None:
+    """The reader keeps the nine tokens that were out, and so does the session."""
+    await check_cancelled(gea, heard.end)
+    assert (heard.texts[0], heard.num_resets) == (text_of(9), 0)
+    (turn,) = await gea.sessions().last_turns("default", "s", 1)
+    assert turn.assistant == text_of(9)
+
+
 @pytest.mark.parametrize("is_reading", [True, False])
 async def test_a_cancel_during_a_take_over_ends_the_request_with_the_text_that_is_out(
     is_reading: bool, monkeypatch: pytest.MonkeyPatch
@@ -44,11 +52,7 @@ async def test_a_cancel_during_a_take_over_ends_the_request_with_the_text_that_i
         cancel(gea, name="generation-2")
         if held:
             held.release()
-        heard = await asking
-        await check_cancelled(gea, heard.end)
-        assert (heard.texts[0], heard.num_resets) == (text_of(9), 0)
-        (turn,) = await gea.sessions().last_turns("default", "s", 1)
-        assert turn.assistant == text_of(9)
+        await check_kept(gea, await asking)
 
 
 async def test_a_cancel_before_the_known_text_has_come_again_keeps_all_of_it() -> None:
@@ -58,8 +62,4 @@ async def test_a_cancel_before_the_known_text_has_come_again_keeps_all_of_it() -
         await gea.start(Pool.GENERATION, "generation-2", Forgetful(SCRIPT, pause=again))
         await again.reached.wait()
         cancel(gea, name="generation-2")
-        heard = await asking
-        await check_cancelled(gea, heard.end)
-        assert (heard.texts[0], heard.num_resets) == (text_of(9), 0)
-        (turn,) = await gea.sessions().last_turns("default", "s", 1)
-        assert turn.assistant == text_of(9)
+        await check_kept(gea, await asking)

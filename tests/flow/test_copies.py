@@ -9,20 +9,21 @@ import msgspec
 import pytest
 
 from schemas.codec import pack, unpack
-from schemas.envelope import HOP, Headers, Reply, RoutedRequest
+from schemas.envelope import HOP, Headers, RoutedRequest
 from schemas.request import GenerationRequest
-from schemas.tokens import Claim, Epoch, Kind, TokenRecord
+from schemas.tokens import Epoch, Kind
 from schemas.worker import Pool
+from streams.answer import Answer
 from streams.broker import Producer, Record
 from streams.cancellations import Cancellations
+from streams.client import GeaClient
 from streams.delivery import Delivery, Ownership
 from streams.routing import murmur2_partition
 from streams.token_reader import decode_token
-from streams.token_record import send_token
 from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_group, pool_topic
 from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, Installation, installation
-from tests.flow.holds import TEXT, Gate
-from tests.flow.records import all_committed, dead_letters, send_raw, view_of
+from tests.flow.holds import TEXT, Gate, answering
+from tests.flow.records import REPLY, all_committed, claimed_by_another, dead_letters, send_again, send_raw, view_of
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 from workers.generation.stage import GenerationHandler
@@ -67,9 +68,7 @@ async def another_router(gea: Installation) -> None:
 async def test_a_partition_that_was_lost_and_comes_back_to_the_same_worker_is_worked_on() -> None:
     gate = Gate(stop_at=20)
     async with installation() as gea, gea.client() as client:
-        await gea.start_all(FakeEngine(TEXT, pause=gate))
-        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
-        await gate.reached.wait()
+        asking = await answering(gea, client, gate)
         gea.broker.group(GROUP).generation += 1  # the group went through a generation without us
         await gea.broker.rebalance(GROUP)
         gate.opened.set()
@@ -80,9 +79,7 @@ async def test_a_partition_that_was_lost_and_comes_back_to_the_same_worker_is_wo
 async def test_a_request_that_comes_back_before_its_handing_on_is_acknowledged_is_not_swallowed() -> None:
     gate = Gate(stop_at=10)
     async with installation() as gea, gea.client() as client:
-        await gea.start_all(FakeEngine(TEXT, pause=gate))
-        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
-        await gate.reached.wait()
+        asking = await answering(gea, client, gate)
         outbox = generation(gea)._outbox
         late = LateAcknowledgement(outbox.producer, TOPIC)
         outbox.producer = late
@@ -163,14 +160,10 @@ async def test_a_copy_is_not_acknowledged_on_the_word_of_a_run_that_wrote_its_en
     gate = Gate(stop_at=10)
     async with installation() as gea, gea.client() as client:
         await gea.start_all(FakeEngine(TEXT, pause=gate))
-        producer = await gea.broker.producer()
-        died = TokenRecord(kind=Kind.CLAIM, epoch=Epoch(0, 99), owner="died", claim=Claim())
-        reply = Reply(topic=TOKENS, partition=murmur2_partition(b"r-1", NUM_PARTITIONS))
-        await send_token(producer, reply, "r-1", died)
+        await claimed_by_another(gea, Epoch(0, 99))  # it has died
         asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
         await gate.reached.wait()  # its claim does not count, and it does not know
-        (first,) = gea.broker.records(TOPIC)
-        await producer.send(TOPIC, first.value, key=first.key, headers=first.headers, partition=first.partition)
+        await send_again(gea, TOPIC)
         await until(lambda: gea.num_held("generation-1", "r-1") == 2)
         gate.opened.set()
         await asking
@@ -179,23 +172,26 @@ async def test_a_copy_is_not_acknowledged_on_the_word_of_a_run_that_wrote_its_en
         assert (view.is_ended, view.text()) == (True, TEXT)
 
 
+async def cut_off(gea: Installation, client: GeaClient) -> tuple[asyncio.Task[Answer], Record]:
+    """Let a worker die in mid-answer; whoever waits for another run after that waits too long."""
+    gea.lease_s = 3_600
+    asking = await answering(gea, client, Gate(stop_at=20))
+    await gea.kill("generation-1")
+    (record,) = gea.broker.records(TOPIC)
+    assert unpack(record.value, RoutedRequest).reply == REPLY  # where `claimed_by_another` writes
+    return asking, record
+
+
 async def test_a_record_that_was_handed_on_does_not_wait_for_the_one_that_waits_for_it() -> None:
     """Both records of a request come back after a crash; only the one with the higher hop can outrank what is there."""
-    gate = Gate(stop_at=20)
     async with installation() as gea, gea.client() as client:
-        gea.lease_s = 3_600
-        await gea.start_all(FakeEngine(TEXT, pause=gate))
-        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
-        await gate.reached.wait()
-        await gea.kill("generation-1")
-        (first,) = gea.broker.records(TOPIC)
+        asking, first = await cut_off(gea, client)
         producer = await gea.broker.producer()
         handed_on = msgspec.structs.replace(unpack(first.value, RoutedRequest), hop=1)
         await producer.send(
             TOPIC, pack(handed_on), key=first.key, headers=with_hop(first.headers, 1), partition=first.partition
         )
-        claim = TokenRecord(kind=Kind.CLAIM, epoch=Epoch(1, 1), owner="dead", claim=Claim())
-        await send_token(producer, handed_on.reply, "r-1", claim)
+        await claimed_by_another(gea, Epoch(1, 1))
         await gea.start(Pool.GENERATION, "generation-2", FakeEngine(TEXT))
         assert (await asking).text == TEXT
         await all_committed(gea, TOPIC, Pool.GENERATION)
@@ -204,17 +200,10 @@ async def test_a_record_that_was_handed_on_does_not_wait_for_the_one_that_waits_
 
 async def test_a_record_that_was_forwarded_twice_does_not_wait_for_itself() -> None:
     """Two records of one request lie in two partitions; the one that cannot outrank what is there came first."""
-    gate = Gate(stop_at=20)
     async with installation() as gea, gea.client() as client:
-        gea.lease_s = 3_600
-        await gea.start_all(FakeEngine(TEXT, pause=gate))
-        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
-        await gate.reached.wait()
-        await gea.kill("generation-1")
-        (record,) = gea.broker.records(TOPIC)
+        asking, record = await cut_off(gea, client)
         producer = await gea.broker.producer()
-        claim = TokenRecord(kind=Kind.CLAIM, epoch=Epoch(0, 5), owner="dead", claim=Claim())
-        await send_token(producer, unpack(record.value, RoutedRequest).reply, "r-1", claim)
+        await claimed_by_another(gea, Epoch(0, 5))
         outbox = Outbox(producer, worker_id="by-hand", num_token_partitions=NUM_PARTITIONS)
         handler = gea._handler(Pool.GENERATION, outbox, FakeEngine(TEXT), Cancellations())
         await handler.start()
@@ -246,9 +235,7 @@ async def test_a_copy_that_comes_after_the_end_costs_no_generation() -> None:
         engine = FakeEngine("Within 30 days.")
         await gea.start_all(engine)
         first = await client.complete("How long?", request_id="r-1", **DIALOGUE)
-        (record,) = gea.broker.records(TOPIC)
-        producer = await gea.broker.producer()
-        await producer.send(TOPIC, record.value, key=record.key, headers=record.headers, partition=record.partition)
+        await send_again(gea, TOPIC)
         await gea.broker.until(lambda: Kind.CLAIM in [token.kind for token in gea.tokens_of("r-1")])
         assert view_of(gea, "r-1").end == first.end
         assert len(engine.requests) == 1

@@ -9,7 +9,7 @@ from schemas.tokens import EndStatus, Kind
 from schemas.worker import Pool
 from streams.clock import now_ms
 from streams.topics import pool_topic
-from tests.flow.asked import ANNOTATING, TOPICS, annotator, arrived, asking
+from tests.flow.asked import ANNOTATING, TOPICS, annotator, arrived, asking, occupied
 from tests.flow.harness import DIALOGUE, installation
 from tests.flow.holds import TEXT, Gate
 from tests.flow.records import all_committed, end_of
@@ -51,9 +51,7 @@ async def test_a_deadline_in_the_engines_queue_ends_the_request_in_its_time_not_
     gate = Gate(stop_at=1)
     engine = FakeEngine("Within 30 days.", pause=gate, max_sequences=1)
     async with installation() as gea, gea.client() as client:
-        await gea.start_all(engine)
-        first = await asking(client, "r-0", **DIALOGUE)
-        await gate.reached.wait()
+        first = await occupied(gea, client, engine, gate)
         second = await asking(client, "r-1", deadline_s=0.2, **DIALOGUE)
         with pytest.raises(RequestFailedError) as caught:
             await second

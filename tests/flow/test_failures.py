@@ -17,7 +17,7 @@ from schemas.worker import Pool, WorkerState
 from streams.routing import murmur2_partition
 from streams.topics import DEAD_LETTER, REQUESTS, TOKENS, pool_group, pool_topic
 from tests.flow.harness import DIALOGUE, NUM_PARTITIONS, installation
-from tests.flow.holds import TEXT, Gate
+from tests.flow.holds import TEXT, Gate, answering
 from tests.flow.records import all_committed, dead_letters, end_of, send_raw, view_of
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
@@ -25,11 +25,8 @@ from workers.router.admission import load_of
 
 
 async def test_a_killed_worker_is_followed_by_another_that_ends_the_request_once() -> None:
-    gate = Gate(stop_at=20)
     async with installation() as gea, gea.client() as client:
-        await gea.start_all(FakeEngine(TEXT, pause=gate))
-        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
-        await gate.reached.wait()
+        asking = await answering(gea, client, Gate(stop_at=20))
         await gea.broker.until(lambda: view_of(gea, "r-1").next_seq() >= 12)
         await gea.kill("generation-1")
         await gea.start(Pool.GENERATION, "generation-2", FakeEngine(TEXT))
@@ -59,9 +56,7 @@ async def test_a_request_that_ended_before_its_commit_is_not_answered_again() ->
 async def test_a_paused_owner_that_wakes_up_is_ignored_by_readers() -> None:
     gate = Gate(stop_at=8)
     async with installation() as gea, gea.client() as client:
-        await gea.start_all(FakeEngine(TEXT, pause=gate))
-        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
-        await gate.reached.wait()
+        asking = await answering(gea, client, gate)
         await gea.broker.kill("generation-1")  # it does not notice
         await gea.start(Pool.GENERATION, "generation-2", FakeEngine(TEXT))
         answer = await asking
@@ -159,9 +154,7 @@ async def test_a_repeat_at_another_place_is_pointed_to_the_first_one() -> None:
 async def test_a_bad_repeat_does_not_end_the_stream_that_runs() -> None:
     gate = Gate(stop_at=10)
     async with installation() as gea, gea.client() as client:
-        await gea.start_all(FakeEngine(TEXT, pause=gate))
-        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
-        await gate.reached.wait()
+        asking = await answering(gea, client, gate)
         await send_raw(gea, msgpack.packb({"prompt": "x", "max_tokens": 0}), [("request_id", "r-1")])
         await send_raw(gea, b"\xc1", [("request_id", "r-1")])
         gea.store.down = True
@@ -291,9 +284,7 @@ async def test_a_broker_that_is_away_is_named_in_bounded_time() -> None:
 async def test_work_goes_on_when_the_broker_comes_back() -> None:
     gate = Gate(stop_at=10)
     async with installation() as gea, gea.client() as client:
-        await gea.start_all(FakeEngine(TEXT, pause=gate))
-        asking = asyncio.create_task(client.complete("tell me", request_id="r-1", **DIALOGUE))
-        await gate.reached.wait()
+        asking = await answering(gea, client, gate)
         gea.broker.down = True
         gate.opened.set()
         await gate.passed.wait()

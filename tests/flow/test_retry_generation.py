@@ -11,7 +11,9 @@ from schemas.codec import unpack
 from schemas.envelope import RoutedRequest
 from schemas.tokens import End, EndStatus, Kind
 from schemas.worker import Pool
+from streams.answer import Answer
 from streams.broker import Record
+from streams.client import GeaClient
 from streams.retry import without_order
 from streams.topics import RETRY_SHORT, pool_topic
 from tests.flow.continued import (
@@ -28,7 +30,7 @@ from tests.flow.continued import (
 )
 from tests.flow.harness import Installation, installation
 from tests.flow.holds import Gate
-from tests.flow.records import all_committed, dead_letters
+from tests.flow.records import all_committed, dead_letters, send_again
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
 
@@ -107,12 +109,18 @@ async def failed(asking: asyncio.Task[Heard]) -> Heard:
         return await asking
 
 
+async def full(gea: Installation, client: GeaClient, gate: Gate) -> asyncio.Task[Answer]:
+    """Let a first request, `r-0`, take the engine's only place; none may wait for it."""
+    await start_path(gea, FakeEngine(SCRIPT, pause=gate, max_sequences=1, max_waiting=0))
+    first = asyncio.create_task(client.complete("tell me", request_id="r-0", **SHORT))
+    await gate.reached.wait()
+    return first
+
+
 async def test_a_request_that_finds_the_engines_queue_full_comes_again_and_leaves_no_trace_until_then() -> None:
     gate = Gate(stop_at=5)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate, max_sequences=1, max_waiting=0))
-        first = asyncio.create_task(client.complete("tell me", request_id="r-0", **SHORT))
-        await gate.reached.wait()
+        first = await full(gea, client, gate)
         asking = asyncio.create_task(ask(client, **SHORT))
         record = await put_aside(gea)
         assert gea.tokens_of("r-1") == []
@@ -126,9 +134,7 @@ async def test_a_request_that_finds_the_engines_queue_full_comes_again_and_leave
 async def test_a_retry_that_would_come_too_late_is_answered_now() -> None:
     gate = Gate(stop_at=5)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate, max_sequences=1, max_waiting=0))
-        first = asyncio.create_task(client.complete("tell me", request_id="r-0", **SHORT))
-        await gate.reached.wait()
+        first = await full(gea, client, gate)
         heard = await failed(asyncio.create_task(ask(client, deadline_s=2, **SHORT)))
         gate.opened.set()
         await first
@@ -197,9 +203,7 @@ async def test_a_copy_that_waits_for_a_run_that_is_retried_takes_over_and_answer
         await start_path(gea, FakeEngine(SCRIPT, pause=fails_once))
         asking = asyncio.create_task(ask(client, **SHORT))
         await gate.reached.wait()
-        (first,) = gea.broker.records(GENERATION)
-        producer = await gea.broker.producer()
-        await producer.send(GENERATION, first.value, key=first.key, headers=first.headers, partition=first.partition)
+        await send_again(gea, GENERATION)
         await until(lambda: gea.num_held("generation-1", "r-1") == 2)
         gate.opened.set()
         heard = await asking

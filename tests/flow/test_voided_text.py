@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -14,32 +13,9 @@ from tests.flow.cancelled import cancel
 from tests.flow.continued import GENERATION, NUM_TOKENS, SCRIPT, TEXT, check_end, cut_at
 from tests.flow.engines import Brief, OtherWeights
 from tests.flow.harness import installation
-from tests.flow.planners import byte_planner
+from tests.flow.planners import held_planner
 from tests.flow.records import all_committed, view_of
 from workers.generation.engine.fake import FakeEngine
-from workers.generation.planning import Planner
-
-
-class HeldPlanner(Planner):
-    """Makes `num_free` plans, and then holds."""
-
-    num_free: int
-    held: asyncio.Event
-
-    async def plan(self, *args: Any) -> Any:
-        if not self.num_free:
-            self.held.set()
-            await asyncio.Event().wait()
-        self.num_free -= 1
-        return await super().plan(*args)
-
-
-def held_planner(num_free: int) -> HeldPlanner:
-    planner = byte_planner()
-    planner.__class__ = HeldPlanner
-    assert isinstance(planner, HeldPlanner)
-    planner.num_free, planner.held = num_free, asyncio.Event()
-    return planner
 
 
 @pytest.mark.parametrize(("follower", "num_plans_before"), [(OtherWeights, 0), (Brief, 1)])
