@@ -7,29 +7,20 @@ import asyncio
 import msgspec
 
 from schemas.codec import pack, unpack
-from schemas.envelope import Origin, Reply, RoutedRequest
-from schemas.request import GenerationRequest
+from schemas.envelope import RoutedRequest
 from schemas.worker import Pool
 from streams.broker import Record
 from streams.cancellations import Cancellations
 from streams.delivery import Delivery, Ownership
 from streams.memory import MemoryBroker
-from streams.topics import TOKENS, pool_topic, topic_specs
+from streams.topics import pool_topic, topic_specs
 from tests.flow.harness import FixedAnnotator, with_intent
 from tests.streams.token_fakes import until
+from tests.workers.routed import ROUTED
 from workers.annotating import AnnotatingHandler
 from workers.outbox import Outbox
 
 INTENT, RETRIEVAL = pool_topic(Pool.INTENT, "blue"), pool_topic(Pool.RETRIEVAL, "blue")
-ROUTED = RoutedRequest(
-    request_id="r-1",
-    request=GenerationRequest(prompt="x"),
-    reply=Reply(topic=TOKENS, partition=0),
-    origin=Origin(partition=0, offset=0),
-    seed=7,
-    received_ms=1,
-    deadline_ms=2**50,
-)
 
 
 class Batch:

@@ -6,40 +6,19 @@ import msgspec
 import pytest
 
 from schemas.codec import unpack
-from schemas.envelope import (
-    ATTEMPT,
-    CE_TYPE,
-    HOP,
-    REQUEST_ID,
-    ROUTED_TYPE,
-    TENANT,
-    Origin,
-    Reply,
-    RoutedRequest,
-    header,
-)
+from schemas.envelope import ATTEMPT, CE_TYPE, HOP, REQUEST_ID, ROUTED_TYPE, TENANT, RoutedRequest, header
 from schemas.errors import InvalidRequestError
 from schemas.request import GenerationRequest
 from schemas.retrieval import Passage
 from streams.memory import MemoryBroker
 from streams.retry import RetryOrder, read_order, without_order
-from streams.topics import RETRY_LONG, TOKENS, topic_specs
+from streams.topics import RETRY_LONG, topic_specs
+from tests.workers.routed import ROUTED
 from workers.failure_policy import Decision, Verdict
 from workers.outbox import Outbox
 
 TARGET = "gea.generation.blue"
-ROUTED = RoutedRequest(
-    request_id="r-1",
-    request=GenerationRequest(prompt="x", session_id="s-1"),
-    reply=Reply(topic=TOKENS, partition=0),
-    origin=Origin(partition=0, offset=0),
-    seed=7,
-    received_ms=1,
-    deadline_ms=2**50,
-    tenant="acme",
-    hop=2,
-    attempt=1,
-)
+AGAIN = msgspec.structs.replace(ROUTED, tenant="acme", hop=2, attempt=1)
 DECISION = Decision(verdict=Verdict.RETRY, topic=RETRY_LONG, not_before_ms=1_700_000_060_000)
 
 
@@ -52,11 +31,11 @@ async def retried(routed: RoutedRequest) -> MemoryBroker:
 
 
 async def test_a_retry_says_where_it_returns_to_and_when_and_counts_itself() -> None:
-    (record,) = (await retried(ROUTED)).records(RETRY_LONG)
+    (record,) = (await retried(AGAIN)).records(RETRY_LONG)
     assert record.key == b"r-1"
     assert read_order(record.headers) == RetryOrder(target=TARGET, not_before_ms=DECISION.not_before_ms)
     again = unpack(record.value, RoutedRequest)
-    assert (again.attempt, again.hop, again.request, again.seed) == (2, 3, ROUTED.request, 7)
+    assert (again.attempt, again.hop, again.request, again.seed) == (2, 3, AGAIN.request, 7)
     named = {name: header(record.headers, name) for name in (ATTEMPT, HOP, REQUEST_ID, TENANT, CE_TYPE)}
     assert named == {ATTEMPT: "2", HOP: "3", REQUEST_ID: "r-1", TENANT: "acme", CE_TYPE: ROUTED_TYPE}
 
@@ -64,7 +43,7 @@ async def test_a_retry_says_where_it_returns_to_and_when_and_counts_itself() -> 
 async def test_a_request_too_large_for_a_record_is_refused() -> None:
     huge = GenerationRequest(prompt="x", passages=(Passage(text="x" * 2_000_000),))
     with pytest.raises(InvalidRequestError):
-        await retried(msgspec.structs.replace(ROUTED, request=huge))
+        await retried(msgspec.structs.replace(AGAIN, request=huge))
 
 
 def test_the_order_is_left_out_of_what_the_target_reads() -> None:

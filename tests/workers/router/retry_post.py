@@ -9,29 +9,20 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from schemas.codec import unpack
-from schemas.envelope import Headers, Origin, Reply, RoutedRequest
+from schemas.envelope import Headers, RoutedRequest
 from schemas.failure import DeadLetter
-from schemas.request import GenerationRequest
 from schemas.tokens import EndStatus, Epoch
 from streams.broker import TopicPartition
 from streams.cancellations import Cancellations
 from streams.memory import MemoryBroker
 from streams.token_reader import decode_token
 from streams.topics import DEAD_LETTER, RETRY_SHORT, TOKENS, retry_group, topic_specs
+from tests.workers.routed import ROUTED
 from workers.failure_policy import Decision, Verdict
 from workers.outbox import Outbox
 from workers.router.retry_mover import RetryMover
 
 GENERATION = "gea.generation.blue"
-ROUTED = RoutedRequest(
-    request_id="r-1",
-    request=GenerationRequest(prompt="x", session_id="s-1"),
-    reply=Reply(topic=TOKENS, partition=0),
-    origin=Origin(partition=0, offset=0),
-    seed=7,
-    received_ms=1,
-    deadline_ms=2**50,
-)
 
 
 class StepClock:

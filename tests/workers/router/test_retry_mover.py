@@ -15,7 +15,8 @@ from schemas.tokens import EndStatus
 from streams.broker import Producer, Record, TopicPartition
 from streams.routing import murmur2_partition
 from streams.topics import RETRY_LONG, RETRY_SHORT, retry_group
-from tests.workers.router.retry_post import GENERATION, ROUTED, post, running
+from tests.workers.routed import ROUTED
+from tests.workers.router.retry_post import GENERATION, post, running
 
 
 async def test_a_retry_returns_to_its_pool_when_it_is_due_and_not_before() -> None:
