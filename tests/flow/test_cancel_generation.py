@@ -139,10 +139,8 @@ async def test_a_copy_that_waits_for_the_run_of_a_cancelled_request_ends_with_it
 
 
 async def test_a_request_cancelled_while_the_broker_is_away_ends_when_it_is_back() -> None:
-    gate = Gate(stop_at=9)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
+        asking = await halted(gea, client, Gate(stop_at=9))
         await published(gea, 9)
         gea.broker.down = True
         cancel(gea)

@@ -15,8 +15,9 @@ from streams.answer import Answer
 from streams.broker import Record
 from streams.client import GeaClient
 from streams.retry import without_order
-from streams.topics import RETRY_SHORT, pool_topic
+from streams.topics import RETRY_SHORT
 from tests.flow.continued import (
+    GENERATION,
     NUM_TOKENS,
     SCRIPT,
     SHORT,
@@ -25,6 +26,7 @@ from tests.flow.continued import (
     ask,
     check_once,
     check_whole,
+    halted,
     published,
     start_path,
 )
@@ -33,8 +35,6 @@ from tests.flow.holds import Gate
 from tests.flow.records import all_committed, dead_letters, send_again
 from tests.streams.token_fakes import until
 from workers.generation.engine.fake import FakeEngine
-
-GENERATION = pool_topic(Pool.GENERATION, "blue")
 
 
 class Failing:
@@ -214,8 +214,7 @@ async def test_a_copy_that_waits_for_a_run_that_is_retried_takes_over_and_answer
 async def test_a_broker_that_was_away_in_mid_stream_costs_no_text() -> None:
     gate = Gate(stop_at=9)
     async with installation() as gea, gea.client() as client:
-        await start_path(gea, FakeEngine(SCRIPT, pause=gate))
-        asking = asyncio.create_task(ask(client, **SHORT))
+        asking = await halted(gea, client, gate)
         await published(gea, 9)
         gea.broker.down = True
         gate.opened.set()
