@@ -20,6 +20,7 @@ from schemas.errors import (
     StreamExpiredError,
 )
 from schemas.tokens import End, EndStatus, Failure, TokenLogprob
+from streams.racing import end_tasks
 from streams.stream_events import Event, StreamEnded, StreamReset, StreamSeen, TextAppended, TextRetracted
 from streams.token_reader import StreamReader
 
@@ -177,9 +178,7 @@ class ChunkStream:
                 if not events and time.monotonic() >= deadline:
                     raise self._timeout(reader)
         finally:
-            if speaking is not None:
-                speaking.cancel()
-                await asyncio.gather(speaking, return_exceptions=True)
+            await end_tasks(speaking)
             await reader.close()
 
     def _check_start(self, reader: StreamReader) -> None:

@@ -22,6 +22,7 @@ from streams.cancellations import Cancellations
 from streams.clock import now_ms
 from streams.control import read_control
 from streams.follower import TopicFollower
+from streams.racing import end_tasks
 from streams.topics import CONTROL
 
 CHECK_S = 0.25  # a quarter of the shortest lease
@@ -79,9 +80,7 @@ class ControlFollower:
     async def close(self) -> None:
         """Stop. Idempotent."""
         task, self._checking = self._checking, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
         await self._follower.close()
 
     def _take(self, record: Record, *, is_live: bool) -> None:

@@ -1,4 +1,4 @@
-"""Runs several things until the first of them is done, and leaves nothing of the others behind."""
+"""Runs several things until the first of them is done, and ends tasks so that nothing of them is left behind."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+
+
+async def end_tasks(*tasks: asyncio.Task[Any] | None) -> None:
+    """Cancel tasks and wait until they have ended, whatever they raise; None stands for one that was never begun."""
+    begun = [task for task in tasks if task is not None]
+    for task in begun:
+        task.cancel()
+    await asyncio.gather(*begun, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -21,9 +29,7 @@ async def racing(
         await asyncio.wait((*beside, *tasks), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         yield tasks
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
 
 async def first_of(*work: Coroutine[Any, Any, Any], beside: Sequence[asyncio.Future[Any]] = ()) -> None:

@@ -20,6 +20,7 @@ from schemas.worker import Pool
 from streams.cancellations import Cancellations
 from streams.clock import now_ms
 from streams.delivery import Delivery
+from streams.racing import end_tasks
 from streams.telemetry import bind_request
 from streams.topics import TOKENS
 from workers.handler import decode_batch, end_early, handle_each
@@ -65,8 +66,7 @@ class AnnotatingHandler:
                 for place, (delivery, routed) in enumerate(decoded)
             )
         finally:  # an annotation that nobody waits for any more is given up
-            annotating.cancel()
-            await asyncio.gather(annotating, return_exceptions=True)
+            await end_tasks(annotating)
 
     def snapshot(self) -> StageSnapshot:
         """Return what the annotator tells about itself."""

@@ -23,6 +23,7 @@ from schemas.worker import Pool
 from streams.broker import Record
 from streams.cancellations import Cancellations
 from streams.delivery import Delivery
+from streams.racing import end_tasks
 from streams.topics import is_token_topic, pool_topic
 from workers.outbox import Outbox
 from workers.stage import StageSnapshot
@@ -160,9 +161,7 @@ async def handle_each(work: Iterable[tuple[Delivery, Coroutine[Any, Any, None]]]
     try:
         await _until_all_done_or_one_failed(tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
 
 async def _until_all_done_or_one_failed(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -17,7 +17,7 @@ import structlog
 from schemas.errors import ConfigError, GeaError
 from streams.consumer import PoolConsumer
 from streams.delivery import Delivery
-from streams.racing import first_of, racing
+from streams.racing import end_tasks, first_of, racing
 from workers.handler import Handler
 
 log = structlog.get_logger(__name__)
@@ -80,9 +80,7 @@ class Serving:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if self._receiving is not None:
-                self._receiving.cancel()
-                await asyncio.gather(self._receiving, return_exceptions=True)
+            await end_tasks(self._receiving)
             for task in self._batches:
                 task.cancel()
             if self._batches:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from streams.racing import first_of, racing
+from streams.racing import end_tasks, first_of, racing
 
 
 class Runner:
@@ -76,3 +76,18 @@ async def test_a_cancelled_race_leaves_nothing_behind() -> None:
     with pytest.raises(asyncio.CancelledError):
         await race
     assert runner.is_cancelled
+
+
+async def test_tasks_are_ended_whatever_they_raise_and_one_that_was_never_begun_is_passed_over() -> None:
+    async def fail_at_the_end() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ZeroDivisionError
+
+    runner = Runner()
+    tasks = [asyncio.create_task(runner.run()), asyncio.create_task(fail_at_the_end())]
+    await runner.is_begun.wait()
+    await end_tasks(*tasks, None)
+    assert all(task.done() for task in tasks)
+    await end_tasks(None)

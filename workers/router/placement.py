@@ -17,6 +17,7 @@ from schemas.envelope import RoutedRequest
 from schemas.errors import ConfigError, UnavailableError
 from schemas.worker import Pool, WorkerState, WorkerStatus
 from streams.broker import Broker
+from streams.racing import end_tasks
 from streams.topics import pool_topic
 from workers.router.backlog import Backlog
 from workers.router.cost import MeanTokens, estimate_tokens
@@ -52,10 +53,7 @@ class PartitionCounts:
 
     async def close(self) -> None:
         """Stop asking. Idempotent."""
-        tasks = list(self._asking.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._asking.values())
 
     async def _ask(self, topic: str) -> None:
         try:

@@ -23,6 +23,7 @@ from streams.cancellations import Cancellations
 from streams.clock import now_ms
 from streams.consumer import PoolConsumer
 from streams.delivery import Delivery
+from streams.racing import end_tasks
 from streams.retry import RetryOrder, read_order, without_order
 from streams.settings import ConsumerLimits
 from streams.telemetry import bind_request
@@ -109,9 +110,7 @@ class RetryMover:
         """Leave what waits to the next mover, finish what is being moved within a limit. Idempotent."""
         if self._moving:
             await asyncio.wait(self._moving, timeout=SEND_S)
-        for task in self._consuming:
-            task.cancel()
-        await asyncio.gather(*self._consuming, return_exceptions=True)
+        await end_tasks(*self._consuming)
 
     async def _consume(self, topic: str) -> None:
         """Consume one topic for ever, whatever happens to the consumer."""

@@ -18,6 +18,7 @@ from schemas.errors import ConfigError, DecodeError, InvalidRequestError, Unavai
 from schemas.worker import Pool, RouteStamp, RouteTable
 from streams.broker import Broker, Record
 from streams.follower import TopicFollower
+from streams.racing import end_tasks
 from streams.topics import ROUTES, pool_topic
 
 FULL_WEIGHT = 10_000
@@ -125,9 +126,7 @@ class RouteFollower:
     async def close(self) -> None:
         """Stop. Idempotent."""
         task, self._checking = self._checking, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
         await self._follower.close()
 
     async def _check_forever(self) -> None:

@@ -13,6 +13,7 @@ import structlog
 
 from schemas.errors import ConfigError, UnavailableError
 from streams.broker import Broker, LogReader, Record, TopicPartition
+from streams.racing import end_tasks
 
 REFRESH_S = 2.0
 
@@ -47,9 +48,7 @@ class StreamEnds:
     async def close(self) -> None:
         """Stop asking. Idempotent."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
         await self._close_reader()
 
     async def _refresh(self) -> None:

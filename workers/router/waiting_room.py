@@ -14,7 +14,7 @@ from schemas.errors import RejectedError
 from schemas.request import Priority
 from streams.cancellations import Cancellations
 from streams.clock import now_ms
-from streams.racing import racing
+from streams.racing import end_tasks, racing
 from workers.router.fair_queue import FairQueue
 from workers.router.room import Room
 from workers.wanted import check_wanted
@@ -81,9 +81,7 @@ class WaitingRoom:
     async def close(self) -> None:
         """Stop; what waits goes on waiting until its task is cancelled. Idempotent."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await end_tasks(task)
 
     async def turn(self, ticket: Ticket) -> None:
         """Return when the request may go on. Cancel it to leave the room.

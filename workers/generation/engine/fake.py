@@ -15,6 +15,7 @@ from dataclasses import replace
 from schemas.errors import EngineUnavailableError, InternalError, InvalidRequestError, RejectedError
 from schemas.tokens import FinishReason, Usage
 from streams.clock import now_ms
+from streams.racing import end_tasks
 from workers.generation.engine.admission import bounded_max_tokens, check_request
 from workers.generation.engine.detokenizer import Detokenizer
 from workers.generation.engine.protocol import (
@@ -180,10 +181,7 @@ class FakeEngine:
     async def stop(self) -> None:
         """End what runs with EngineUnavailableError. Idempotent."""
         self._is_running = False
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._tasks.values())
 
     def _end(
         self, request: EngineRequest, choices: Sequence[_Choice], stream: QueuedStream, done: asyncio.Task[None]
