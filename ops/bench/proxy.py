@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
+from streams.racing import end_tasks
+
 READ_BYTES = 65_536
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST instead of FIN
 
@@ -133,9 +135,7 @@ class Proxy:
             return
         server.close()
         self.cut()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -23,6 +23,7 @@ from ops.bench.chaos.tail import Tail
 from schemas.errors import GeaError
 from schemas.worker import Pool
 from streams.clock import now_ms
+from streams.racing import end_tasks
 from streams.topics import TOKENS, pool_group
 
 ASK_S = 0.03  # how often the group is asked whether it has noticed a death
@@ -264,6 +265,4 @@ class Driver:
 
     async def close(self) -> None:
         """Cancel what still goes on."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(*self._tasks)

@@ -27,6 +27,7 @@ from ops.bench.chaos.stack import ChaosStack, Size
 from ops.bench.chaos.tail import Tail, read_received, read_tokens
 from schemas.worker import Pool
 from streams.client import GeaClient
+from streams.racing import end_tasks
 from streams.topics import pool_topic
 
 NUM_CLIENTS = 3
@@ -90,9 +91,7 @@ async def _work(stack: ChaosStack, load: Load, driver: Driver, wanted: RoundPlan
             await asyncio.gather(*readers)
         finally:
             await driver.close()
-            for task in readers:
-                task.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
+            await end_tasks(*readers)
 
 
 async def _observe(stack: ChaosStack, load: Load, driver: Driver) -> Observed:
