@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 
 from ops.answering import Answered, ask
 from ops.errors import CommandError
+from ops.percentile import percentile
 from schemas.errors import GeaError
 from schemas.request import GenerationRequest
 from streams.client import GeaClient
@@ -135,14 +135,6 @@ def outcome_of(question: Question, answered: Answered) -> Outcome:
         total_ms=answered.total_ms,
         has_ended=True,
     )
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the nearest-rank percentile, None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def measure(outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ops.bench.percentile import nearest_rank
 from ops.bench.pipeline_path import (
     HOPS,
     SIZE,
@@ -27,6 +26,7 @@ from ops.bench.pipeline_path import (
 from ops.bench.pipeline_race import ITEM_BYTES, MODES, WORKS, Race, RaceOptions, summary
 from ops.embedded import EmbeddedKafka, EmbeddedRedis
 from ops.errors import CommandError
+from ops.percentile import nearest_rank
 from streams.kafka import KafkaBroker
 from streams.settings import BrokerSettings
 from streams.topics import topic_specs

@@ -15,13 +15,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import pytest_asyncio
 
-from ops.bench.chaos.gaps import percentile
 from ops.bench.chaos.judge import Observed, judge
 from ops.bench.chaos.load import Asked, Load
 from ops.bench.chaos.processes import WorkerProcess
 from ops.bench.chaos.reference import Reference
 from ops.bench.chaos.stack import ChaosStack, Size
 from ops.bench.chaos.tail import read_tokens
+from ops.percentile import percentile
 from schemas.worker import Pool
 from streams.client import GeaClient
 from tests.real_parts import require_servers

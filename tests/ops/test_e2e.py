@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ops.e2e import Outcome, Question, carries_fact, load_questions, measure_all, percentile, write_outcomes
+from ops.e2e import Outcome, Question, carries_fact, load_questions, measure_all, write_outcomes
 from ops.errors import CommandError
+from ops.percentile import percentile
 
 
 def question(language: str = "en", split: str = "tuning", number: int = 1) -> Question:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ops.bench.chaos.checker import Entry, Seen
-from ops.bench.percentile import nearest_rank
 from schemas.tokens import Epoch, Kind
 
 TOLERANCE_MS = 150  # the group is asked every few tens of milliseconds
@@ -68,11 +67,6 @@ def take_overs(entries: Sequence[Entry], seen: Seen, deaths: Sequence[Death]) ->
 def longest_gap_ms(seen: Seen) -> int:
     """Return the longest time between two tokens of a stream, 0 where there are not two."""
     return max((b - a for a, b in zip(seen.arrivals, seen.arrivals[1:], strict=False)), default=0)
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the nearest-rank percentile, None of nothing: a round may see no take-over."""
-    return nearest_rank(values, share) if values else None
 
 
 def _claims(entries: Sequence[Entry]) -> list[tuple[Entry, Entry]]:

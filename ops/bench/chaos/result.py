@@ -10,9 +10,10 @@ from typing import Any
 
 from ops.bench.chaos.checker import Fault, Problem, Seen, is_answered_again
 from ops.bench.chaos.driver import Driver
-from ops.bench.chaos.gaps import TakeOver, longest_gap_ms, percentile, take_overs
+from ops.bench.chaos.gaps import TakeOver, longest_gap_ms, take_overs
 from ops.bench.chaos.judge import Observed
 from ops.bench.chaos.silence import Leaks
+from ops.percentile import percentile
 
 MAX_PROBLEMS = 40  # shown; all are counted
 HARMS = ("lost", "duplicated", "altered", "leaked_blocks", "leaked_tasks", "uncommitted")

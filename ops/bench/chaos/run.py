@@ -13,11 +13,11 @@ from typing import Any
 
 from ops.bench.chaos.checkpoint import load_rounds, save_rounds
 from ops.bench.chaos.faults import FaultGroup
-from ops.bench.chaos.gaps import percentile
 from ops.bench.chaos.production import production_gaps
 from ops.bench.chaos.result import RoundResult, merged, report
 from ops.bench.chaos.round import RoundPlan, Say, run_round
 from ops.bench.chaos.stack import PRODUCTION, Size
+from ops.percentile import percentile
 from workers.settings import EngineKind
 
 KILLS_PER_ROUND = {EngineKind.FAKE: 50, EngineKind.LOCAL: 25}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -167,8 +166,3 @@ class Simulation:
         worker.num_handled += 1
         self.latencies.append((job.arrived_s, latency_s))
         self._serve(worker)
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that `share` of the values do not exceed."""
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ops.bench.chaos.checker import Seen
-from ops.bench.chaos.gaps import Death, longest_gap_ms, percentile, take_overs
+from ops.bench.chaos.gaps import Death, longest_gap_ms, take_overs
+from ops.percentile import percentile
 from tests.ops.bench.chaos.logs import claim, delta, end, log, taken_over, undisturbed
 
 NOTICED = Death(worker="w", killed_ms=900, noticed_ms=1_005)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ops.bench.percentile import nearest_rank
+from ops.percentile import nearest_rank
 
 
 @pytest.mark.parametrize(
