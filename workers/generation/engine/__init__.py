@@ -2,6 +2,8 @@
 
 from workers.generation.engine.protocol import (
     ChoiceEnd,
+    ConstraintKind,
+    ConstraintSpec,
     Engine,
     EngineEvent,
     EngineIdentity,
@@ -9,6 +11,7 @@ from workers.generation.engine.protocol import (
     EngineStatistics,
     EngineStream,
     Finished,
+    KVPrecision,
     Precision,
     SamplingParams,
     TokenChunk,
@@ -17,6 +20,8 @@ from workers.generation.engine.protocol import (
 
 __all__ = [
     "ChoiceEnd",
+    "ConstraintKind",
+    "ConstraintSpec",
     "Engine",
     "EngineEvent",
     "EngineIdentity",
@@ -24,6 +29,7 @@ __all__ = [
     "EngineStatistics",
     "EngineStream",
     "Finished",
+    "KVPrecision",
     "Precision",
     "SamplingParams",
     "TokenChunk",

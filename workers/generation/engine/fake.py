@@ -174,7 +174,6 @@ class FakeEngine:
             running=running,
             waiting=max(0, len(self._tasks) - running),
             tokens_in_flight=sum(choice.length for choices in self._running for choice in choices if not choice.end),
-            free_slots=self._max_sequences - running,
             failure=self._failure,
         )
 

@@ -240,7 +240,6 @@ class LocalEngine:
             last_step_ms=now_ms(),
             num_steps=before.num_steps + (step_ms is not None),
             num_finished=core.num_finished,
-            free_slots=scheduler.num_free,
         )
 
     def _hand_over(self) -> None:

@@ -15,12 +15,54 @@ from schemas.tokens import FinishReason, TokenLogprob, Usage
 
 
 class Precision(StrEnum):
-    """The number format of weights and KV cache."""
+    """The number format of the weights, and of the KV cache where `KVPrecision` leaves it open."""
 
     FP32 = "fp32"
     """32-bit floats; exact on CPU."""
     BF16 = "bf16"
     """bfloat16: half the memory, other digits."""
+    FP16 = "fp16"
+    """IEEE half: half the memory, more digits than bf16, a smaller range."""
+    INT8 = "int8"
+    """Weights in 8 bits with a scale for each group of inputs; activations stay per row."""
+    FP8 = "fp8"
+    """8-bit floats (e4m3) on CUDA devices that multiply them."""
+
+
+class KVPrecision(StrEnum):
+    """The number format of cached keys and values."""
+
+    AUTO = "auto"
+    """As the weights; fp16 for 8-bit weights."""
+    FP32 = "fp32"
+    """32-bit floats."""
+    BF16 = "bf16"
+    """bfloat16."""
+    FP16 = "fp16"
+    """IEEE half."""
+    INT8 = "int8"
+    """8 bits with a scale for each position and head."""
+
+
+class ConstraintKind(StrEnum):
+    """What a constraint's `value` is."""
+
+    JSON_OBJECT = "json_object"
+    """Any JSON object; no value."""
+    JSON_SCHEMA = "json_schema"
+    """JSON that fits a JSON schema, given as JSON text."""
+    REGEX = "regex"
+    """Text that a regular expression matches as a whole."""
+    CHOICE = "choice"
+    """One of several strings, given as a JSON list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintSpec:
+    """The form that an answer must have, token by token."""
+
+    kind: ConstraintKind
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +88,7 @@ class SamplingParams:
     stop_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     n: int = 1
+    constraint: ConstraintSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +99,17 @@ class EngineRequest:
     and handed out first, as chunks like any other, but without logprobs; the next token of each choice is then the one
     that an undisturbed run would draw. Choices beyond the given ones begin with their first token. Usage counts them.
     Tokens beyond the end of their choice are left out; a request whose choices have all ended needs no step.
+
+    The lowest `priority` runs first, equal ones in their order. Blocks of the prefix cache are shared only among
+    requests of equal `cache_salt` (the tenant).
     """
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams = SamplingParams()
     output: tuple[tuple[int, ...], ...] = ()
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +127,16 @@ class TokenChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceEnd:
-    """How one choice ended. `stop_reason` is the stop string or token id that ended it, None for end of sequence."""
+    """How one choice ended. `stop_reason` is the stop string or token id that ended it, None for end of sequence.
+
+    `repetition_ratio` is the share of its 4-grams of tokens that had occurred in it before; 0 below four tokens.
+    """
 
     index: int
     finish_reason: FinishReason
     num_tokens: int
     stop_reason: str | int | None = None
+    repetition_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,18 +215,42 @@ class EngineIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
-    """What the engine does now. `last_step_ms` is a Unix time, 0 before the first step."""
+    """What the engine does now. `num_…` count from the start; `last_step_ms` is a Unix time, 0 before the first step.
+
+    `fragmentation` is the share of the active blocks' positions that hold no token; `allocator_slack_bytes` is what the
+    device's allocator has reserved and not handed out. `prefix_queries` and `prefix_hits` count prompt tokens.
+    `tokens_per_s` and `step_ms` are smoothed over the last steps.
+    """
 
     running: int = 0
     waiting: int = 0
     tokens_in_flight: int = 0
+    batch_size: int = 0
     step_ms: float = 0.0
+    tokens_per_s: float = 0.0
     last_step_ms: int = 0
     num_steps: int = 0
     num_finished: int = 0
-    free_slots: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    swap_ops: int = 0
+    active_blocks: int = 0
+    cached_blocks: int = 0
+    total_blocks: int = 0
+    fragmentation: float = 0.0
+    allocator_slack_bytes: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
     failure: str = ""
     """Why the engine is dead; empty while it lives."""
+
+    @property
+    def prefix_hit_rate(self) -> float:
+        """Return the share of prompt tokens that the prefix cache has saved."""
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
 
 
 class Engine(Protocol):

@@ -205,7 +205,6 @@ async def test_a_thousand_starts_and_aborts_leave_everything_free() -> None:
         _, finished = await read(stream)
         assert finished.choices[0].finish_reason is FinishReason.ABORT
     await read(engine.submit(ask("last")))
-    assert engine.statistics().free_slots >= 3  # the last one's slot is counted free by the next step's report
     assert engine.statistics().running <= 1
     await engine.stop()
 
