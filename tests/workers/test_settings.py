@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,9 @@ import ops
 from schemas.errors import ConfigError
 from schemas.worker import Pool
 from workers.connect import broker_settings, consumer_limits, store_settings, timeouts
-from workers.settings import Settings, load_settings
+from workers.generation.engine.settings import LocalEngineSettings
+from workers.generation.settings import LocalSection
+from workers.settings import GenerationSection, Settings, load_settings
 
 CONFIG = Path(ops.__file__).parent / "config"
 
@@ -43,11 +46,29 @@ def test_production_has_the_values_of_the_reference() -> None:
 
 
 def test_production_file_shows_every_key() -> None:
-    shown = yaml.safe_load((CONFIG / "prod.yaml").read_text(encoding="utf-8"))
-    for section in msgspec.structs.fields(Settings):
-        assert isinstance(section.type, type)
-        keys = {field.name for field in msgspec.structs.fields(section.type)}
-        assert set(shown[section.name]) == keys, section.name
+    def check(shown: dict[str, object], struct: type[msgspec.Struct], place: str) -> None:
+        fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+        assert set(shown) == set(fields), place
+        for name, kind in fields.items():
+            if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+                found = shown[name]
+                assert isinstance(found, dict)
+                check(found, kind, name)
+
+    check(yaml.safe_load((CONFIG / "prod.yaml").read_text(encoding="utf-8")), Settings, "top level")
+
+
+def test_production_file_says_the_defaults_of_the_engine() -> None:
+    """A key that is left out keeps the value shown."""
+    assert load_settings(CONFIG / "prod.yaml", {}).generation == load_settings(None, {}).generation
+
+
+def test_engine_takes_what_its_own_settings_take() -> None:
+    """The configuration and the engine agree on names and defaults, wherever both have them."""
+    section, engine = LocalSection(), LocalEngineSettings()
+    for name in set(LocalSection.__struct_fields__) & {field.name for field in dataclasses.fields(engine)}:
+        assert getattr(section, name) == getattr(engine, name), name
+    assert GenerationSection().max_sequences == engine.max_sequences
 
 
 @pytest.mark.parametrize(
@@ -59,6 +80,11 @@ def test_production_file_shows_every_key() -> None:
         ("batching: {batch_size: many}", "batching.batch_size"),
         ("generation: {temperature: 2.5}", "generation.temperature"),
         ("generation: {repetition_penalty: 0}", "generation.repetition_penalty"),
+        ("generation: {precision: fp4}", "generation.precision"),
+        ("generation: {local: {block_size: 24}}", "generation.local.block_size"),
+        ("generation: {local: {backend: vllm}}", "native, torch, transformers"),
+        ("generation: {local: {device: tpu}}", "generation.local.device"),
+        ("generation: {local: {max_batched_tokens: 20}}", "local.max_batched_tokens: 20"),
         ("kafka: {request_timeout_ms: 20000}", "kafka.request_timeout_ms"),
         ("resources: {intent_service: {mem_limit: 8GB}}", "resources.intent_service.mem_limit"),
         ("logging: {level: loud}", "logging.level"),
@@ -85,6 +111,8 @@ def test_variables_lie_over_the_file(tmp_path: Path) -> None:
         "GEA_KAFKA_BOOTSTRAP": "broker:1234",
         "GEA_RESOURCES_INTENT_SERVICE_CPU_LIMIT": "3",
         "GEA_REDIS_STATE_URL": "redis://state:1/0",
+        "GEA_GENERATION_LOCAL_KV_PRECISION": "int8",
+        "GEA_GENERATION_LOCAL_KV_CACHE_TOKENS": "4096",
         "GEA_CACHE": "/somewhere",
         "HOME": "/root",
     }
@@ -93,6 +121,7 @@ def test_variables_lie_over_the_file(tmp_path: Path) -> None:
     assert settings.kafka.bootstrap == "broker:1234"
     assert settings.resources.intent_service.cpu_limit == 3
     assert settings.redis.state_url == "redis://state:1/0"
+    assert (settings.generation.local.kv_precision, settings.generation.local.kv_cache_tokens) == ("int8", 4096)
 
 
 @pytest.mark.parametrize("name", ["GEA_BATCHIN_BATCH_SIZE", "GEA_BATCHING_BATCH", "GEA_KAFKA_"])
@@ -148,6 +177,8 @@ def test_a_section_without_keys_is_all_defaults_and_takes_variables(tmp_path: Pa
     path = tmp_path / "gea.yaml"
     path.write_text("kafka:\n  # bootstrap: a:1\nredis:\n", encoding="utf-8")
     assert load_settings(path, {"GEA_KAFKA_BOOTSTRAP": "b:2"}).kafka.bootstrap == "b:2"
+    path.write_text("generation:\n  local:\n    # device: cpu\n", encoding="utf-8")
+    assert load_settings(path, {"GEA_GENERATION_LOCAL_DEVICE": "cpu"}).generation.local.device == "cpu"
     path.write_text("kafka: 5\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="kafka"):
         load_settings(path, {"GEA_KAFKA_BOOTSTRAP": "b:2"})

@@ -10,7 +10,8 @@ from streams.broker import Broker
 from streams.cancellations import Cancellations
 from streams.session import SessionStore
 from workers.connect import writer_limits
-from workers.generation.engine import Engine, Precision
+from workers.generation.engine import Engine
+from workers.generation.engine.settings import LocalEngineSettings
 from workers.generation.planning import Planner, load_hints
 from workers.generation.prompt import ChatTemplate, Prompter
 from workers.generation.stage import GenerationHandler, GenerationLimits
@@ -52,21 +53,28 @@ def build_generation(
 
 def build_engine(settings: Settings, model: Path | None) -> Engine:
     """Return the engine of the configuration, not yet started. Raises ConfigError."""
-    generation, resources = settings.generation, settings.resources.generation_service
+    generation = settings.generation
     if generation.engine is EngineKind.FAKE:
         return _fake_engine(generation.fake_pace_ms, generation.max_sequences, generation.max_context)
-    from workers.generation.engine.loader import LocalEngineSettings  # with torch
-    from workers.generation.engine.local import LocalEngine
+    from workers.generation.engine.local import LocalEngine  # with torch
 
-    return LocalEngine(
-        _given(model),
-        LocalEngineSettings(
-            max_sequences=generation.max_sequences,
-            max_context=generation.max_context,
-            precision=Precision(generation.precision),
-            device="auto" if resources.gpu_count else "cpu",
-            num_threads=resources.cpu_limit,
-        ),
+    return LocalEngine(_given(model), local_settings(settings))
+
+
+def local_settings(settings: Settings) -> LocalEngineSettings:
+    """Return what the configuration says of the in-process engine."""
+    generation, local = settings.generation, settings.generation.local
+    resources = settings.resources.generation_service
+    taken = {name: getattr(local, name) for name in local.__struct_fields__ if name not in ("device", "max_swap_mb")}
+    return LocalEngineSettings(
+        **taken,
+        max_sequences=generation.max_sequences,
+        max_context=generation.max_context,
+        precision=generation.precision,
+        device="cpu" if local.device == "auto" and not resources.gpu_count else local.device,
+        num_threads=resources.cpu_limit,
+        max_swap_bytes=local.max_swap_mb << 20,
+        memory_limit_bytes=resources.mem_limit_bytes,
     )
 
 

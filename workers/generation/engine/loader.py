@@ -16,29 +16,11 @@ from workers.generation.engine.core import EngineCore
 from workers.generation.engine.kv_cache import SlotCache
 from workers.generation.engine.model import DecodeRows, LlamaModel, PrefillChunk
 from workers.generation.engine.protocol import EngineIdentity, Precision, Tokenizer
+from workers.generation.engine.settings import LocalEngineSettings
 from workers.generation.engine.tokenizer import BytePairTokenizer
 from workers.generation.engine.weights import weights_hash
 
 DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalEngineSettings:
-    """Bounds and numbers of the in-process engine.
-
-    `max_context` is lowered to what the model knows. `device` is `auto`, `cpu` or a CUDA device of torch.
-    `prefill_chunk` bounds how long a prompt holds up running answers in each step: 128 tokens take about 0.2 s on two
-    CPU cores with a model of 135M parameters.
-    """
-
-    max_sequences: int = 8
-    max_context: int = 2_048
-    max_waiting: int = 256
-    prefill_chunk: int = 128
-    precision: Precision = Precision.FP32
-    device: str = "auto"
-    num_threads: int | None = None
-    model_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from schemas.errors import EngineUnavailableError, GeaError, InvalidRequestError
 from streams.clock import now_ms
 from workers.generation.engine.admission import check_request
 from workers.generation.engine.core import EngineCore
-from workers.generation.engine.loader import Loaded, LocalEngineSettings, load
+from workers.generation.engine.loader import Loaded, load
 from workers.generation.engine.protocol import (
     EngineEvent,
     EngineIdentity,
@@ -31,6 +31,7 @@ from workers.generation.engine.protocol import (
     Tokenizer,
 )
 from workers.generation.engine.sequence import ActiveRequest
+from workers.generation.engine.settings import LocalEngineSettings
 from workers.generation.engine.stream import QueuedStream
 
 STOP_TIMEOUT_S = 10.0  # a step takes well below a second; a stuck one must not hold up the process

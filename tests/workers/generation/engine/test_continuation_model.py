@@ -13,9 +13,9 @@ import torch
 from schemas.tokens import FinishReason
 from tests.workers.generation.engine.test_continuation import Outcome, outcome
 from tests.workers.generation.engine.test_model import save_tiny_model
-from workers.generation.engine.loader import LocalEngineSettings
 from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.protocol import EngineRequest, SamplingParams
+from workers.generation.engine.settings import LocalEngineSettings
 
 PROMPT = tuple(range(20, 60))
 GREEDY = SamplingParams(temperature=0, max_tokens=24)

@@ -21,7 +21,7 @@ from schemas.errors import (
 from schemas.tokens import FinishReason
 from tests.workers.generation.fakes import ScriptedModel, scripted
 from workers.generation.engine.fake import END_OF_SEQUENCE, FakeEngine
-from workers.generation.engine.loader import Loaded, LocalEngineSettings
+from workers.generation.engine.loader import Loaded
 from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.protocol import (
     Engine,
@@ -32,6 +32,7 @@ from workers.generation.engine.protocol import (
     TokenChunk,
 )
 from workers.generation.engine.sequence import ActiveRequest
+from workers.generation.engine.settings import LocalEngineSettings
 
 GREEDY = SamplingParams(temperature=0, max_tokens=400)
 NOWHERE = Path("nowhere")

@@ -16,10 +16,11 @@ from schemas.errors import ConfigError
 from schemas.tokens import FinishReason
 from tests.workers.generation.fakes import save_tokenizer
 from workers.generation.engine.config import read_config
-from workers.generation.engine.loader import LocalEngineSettings, _runner
+from workers.generation.engine.loader import _runner
 from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.model import DecodeRows, PrefillChunk
 from workers.generation.engine.protocol import EngineRequest, Finished, Precision, SamplingParams, TokenChunk
+from workers.generation.engine.settings import LocalEngineSettings
 from workers.generation.engine.weights import weights_hash
 
 PROMPTS = ((5,), (7, 8, 9, 10), tuple(range(20, 60)), (3, 3, 3, 4, 4, 5))
