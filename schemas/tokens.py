@@ -71,7 +71,8 @@ class FinishReason(StrEnum):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Opens a run. `from_seq` is the first seq that the run writes, by choice; hashes name what shapes the text.
+    """Opens a run. `from_seq` is the first seq that the run writes, by choice; `engine`, `model`, `tokenizer` and
+    `precision` name what shapes the text.
 
     `plan` is a hash of prompt and decoding plan, `memory` what the prompt took from the session, as pairs of question
     and answer: so whoever continues the text has the same prompt, even if the session's memory is lost. The run that
@@ -84,6 +85,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     precision: str = ""
     plan: str = ""
     memory: tuple[tuple[str, str], ...] = ()
+    engine: str = ""
 
 
 class See(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,7 +109,9 @@ class Worker:
     def status(self) -> WorkerStatus:
         """Return the worker as it sees itself."""
         snapshot = self._handler.snapshot()
-        is_stalled = self._stall.is_stalled(snapshot)
+        failure = snapshot.failure or (
+            "no step of the engine while work waits" if self._stall.is_stalled(snapshot) else ""
+        )
         consumer = self._consumer.statistics() if self._consumer else None
         if consumer is not None:
             self._note_metrics(consumer, snapshot.num_queued)
@@ -117,12 +119,12 @@ class Worker:
             worker_id=self._worker_id,
             pool=self._handler.pool,
             colour=self._colour,
-            state=WorkerState.FAILED if is_stalled else self.state,
+            state=WorkerState.FAILED if failure else self.state,
             updated_ms=now_ms(),
             started_ms=self._started_ms,
             host=socket.gethostname(),
             pid=os.getpid(),
-            reason="no step of the engine while work waits" if is_stalled else self._reason,
+            reason=failure or self._reason,
             model=snapshot.model,
             requests_in_flight=consumer.num_in_flight if consumer else 0,
             tokens_in_flight=snapshot.tokens_in_flight,

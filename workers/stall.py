@@ -21,8 +21,8 @@ class StallWatch:
         self._waiting_since: float | None = None
 
     def is_stalled(self, snapshot: StageSnapshot) -> bool:
-        """Take the next snapshot; return whether tokens have been in work for `limit_s` without any step."""
-        if not snapshot.tokens_in_flight:
+        """Take the next snapshot; return whether work has been there for `limit_s` without any step."""
+        if not (snapshot.tokens_in_flight or snapshot.owes_step):
             self._waiting_since = None
             return False
         if self._waiting_since is None or snapshot.last_step_ms != self._last_step_ms:

@@ -15,6 +15,14 @@ class OtherWeights(FakeEngine):
         return replace(super().identity, weights_hash="1" * 64)
 
 
+class OtherBackend(FakeEngine):
+    """Runs the same weights by other kernels."""
+
+    @property
+    def identity(self) -> EngineIdentity:
+        return replace(super().identity, engine="native-cpu")
+
+
 class Forgetful(FakeEngine):
     """Draws its own tokens whatever it is given."""
 

@@ -11,7 +11,7 @@ from schemas.worker import Pool
 from streams.client import GeaClient
 from tests.flow import planners
 from tests.flow.continued import NUM_TOKENS, SCRIPT, SHORT, TEXT, ask, check_end, cut_at, published, start_path
-from tests.flow.engines import Brief, Forgetful, OtherWeights
+from tests.flow.engines import Brief, Forgetful, OtherBackend, OtherWeights
 from tests.flow.harness import Installation, installation
 from tests.flow.holds import Gate
 from tests.flow.records import view_of
@@ -38,8 +38,8 @@ async def check_begun_anew(gea: Installation, client: GeaClient, follower: FakeE
 
 @pytest.mark.parametrize(
     "follower",
-    [OtherWeights("something else"), Forgetful("something else"), Forgetful("é")],
-    ids=["other weights", "other tokens", "an early end"],
+    [OtherWeights("something else"), OtherBackend("something else"), Forgetful("something else"), Forgetful("é")],
+    ids=["other weights", "another backend", "other tokens", "an early end"],
 )
 async def test_a_text_that_cannot_be_continued_is_voided_and_begun_anew(follower: FakeEngine) -> None:
     script = follower._script

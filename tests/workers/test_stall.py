@@ -40,6 +40,24 @@ def test_work_that_waits_without_a_step_is_a_stall_after_the_limit() -> None:
     assert watch.is_stalled(busy(7))
 
 
+def test_work_that_waits_for_its_first_step_counts_too() -> None:
+    clock = Clock()
+    watch = StallWatch(30, clock)
+    owing = StageSnapshot(owes_step=True, num_queued=1)
+    assert not watch.is_stalled(owing)
+    clock.now += 30
+    assert watch.is_stalled(owing)
+
+
+def test_a_queue_of_others_is_no_stall() -> None:
+    """A router's waiting room is full while the pool behind it works."""
+    clock = Clock()
+    watch = StallWatch(30, clock)
+    watch.is_stalled(StageSnapshot(num_queued=5))
+    clock.now += 30
+    assert not watch.is_stalled(StageSnapshot(num_queued=5))
+
+
 def test_a_step_and_idle_time_begin_the_wait_anew() -> None:
     clock = Clock()
     watch = StallWatch(30, clock)

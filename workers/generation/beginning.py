@@ -42,13 +42,18 @@ class Beginning:
 
 def claim_of(identity: EngineIdentity) -> Claim:
     """Return the claim of a run on an engine, before it has a plan."""
-    return Claim(model=identity.weights_hash, tokenizer=identity.tokenizer_hash, precision=identity.precision)
+    return Claim(
+        model=identity.weights_hash,
+        tokenizer=identity.tokenizer_hash,
+        precision=identity.precision,
+        engine=identity.engine,
+    )
 
 
 def draws_alike(origin: Claim, identity: EngineIdentity) -> bool:
     """Return whether an engine draws the tokens that the run of a claim would have drawn from the same plan."""
     ours = claim_of(identity)
-    return (origin.model, origin.tokenizer, origin.precision) == (ours.model, ours.tokenizer, ours.precision)
+    return all(getattr(origin, name) == getattr(ours, name) for name in ("model", "tokenizer", "precision", "engine"))
 
 
 def remembered(origin: Claim) -> tuple[Turn, ...]:

@@ -8,7 +8,7 @@ begins anew. The invariant: what readers have at the end is the answer of one un
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -17,6 +17,7 @@ import structlog
 
 from schemas.envelope import RoutedRequest
 from schemas.errors import DeadlineExceededError, GeaError, RequestCancelledError
+from schemas.request import Priority
 from schemas.tokens import End, EndStatus
 from streams.broker import Broker
 from streams.cancellations import Cancellations
@@ -30,10 +31,13 @@ from workers.generation.cancelling import aborting, unless_cancelled
 from workers.generation.engine import Engine, EngineEvent, Finished
 from workers.generation.planning import Planner, fingerprint
 from workers.generation.replay import Replay
-from workers.generation.strategies import play
+from workers.generation.strategies import Plan, play
 from workers.generation.takeover import Found, take_over
 from workers.outbox import failure_of
 from workers.wanted import check_wanted, seconds_left
+
+PRIORITIES = {Priority.HIGH: -1, Priority.NORMAL: 0, Priority.LOW: 1}
+"""The engine runs the lowest first."""
 
 log = structlog.get_logger(__name__)
 
@@ -172,7 +176,7 @@ class Run:
         self._writer.describe(start.claim(engine.identity, found.view))
         name = f"{self._writer.owner}-continued" if found.has_text else self._writer.owner
         try:
-            playing = aclosing(play(engine, plan, name, replay.output))
+            playing = aclosing(self._play(plan, name, replay))
             async with aborting(engine, name, self._cancelled), playing as events:
                 self.tokens_left = len(plan.prompt or ()) + draft.max_tokens
                 await self._stream(events, draft, replay)
@@ -180,6 +184,12 @@ class Run:
             self.tokens_left = 0
         is_same = not replay.has_diverged and (replay.is_complete or draft.is_aborted)
         return draft if is_same else None
+
+    def _play(self, plan: Plan, name: str, replay: Replay) -> AsyncGenerator[EngineEvent, None]:
+        """Ask the engine as the envelope says: what a client wrote must not share another tenant's cache."""
+        routed = self._routed
+        priority = PRIORITIES[routed.request.priority]
+        return play(self._parts.engine, plan, name, replay.output, priority=priority, cache_salt=routed.tenant)
 
     async def _stream(self, events: AsyncIterator[EngineEvent], draft: Draft, replay: Replay) -> None:
         """Write what is new of the events; stop where the run differs from what readers have."""

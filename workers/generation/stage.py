@@ -146,6 +146,8 @@ class GenerationHandler:
             num_queued=statistics.waiting,
             step_ms=statistics.step_ms,
             last_step_ms=statistics.last_step_ms,
+            owes_step=statistics.running + statistics.waiting > 0,
+            failure=statistics.failure,
         )
 
     async def probe(self) -> float | None:

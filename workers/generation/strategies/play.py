@@ -25,23 +25,31 @@ from workers.generation.strategies.plan import FixedPiece, Plan
 
 
 async def play(
-    engine: Engine, plan: Plan, request_id: str, output: Sequence[Sequence[int]] = ()
+    engine: Engine,
+    plan: Plan,
+    request_id: str,
+    output: Sequence[Sequence[int]] = (),
+    *,
+    priority: int = 0,
+    cache_salt: str = "",
 ) -> AsyncGenerator[EngineEvent, None]:
     """Yield the chunks of an answer and one `Finished`.
 
     `output` are the token ids of each choice, by index, that an earlier run of the plan has published: they come again
     as they were, and the rest is drawn. Where they do not begin with the plan's pieces, the choice is made anew.
+    `priority` and `cache_salt`: see `EngineRequest`.
     Raises what `Engine.submit` and its stream raise. Whoever stops reading early calls `engine.abort(request_id)`.
     """
-    if plan.prompt is not None and not plan.pieces and plan.may_publish is None:
-        async for event in engine.submit(_request(plan, request_id, output)):
+    asked = _request(plan, request_id, output, priority, cache_salt) if plan.prompt is not None else None
+    if asked is not None and not plan.pieces and plan.may_publish is None:
+        async for event in engine.submit(asked):
             yield event
         return
     choices = [_Choice(plan, index) for index in range(plan.sampling.n)]
     fixed = [chunk for choice in choices for chunk in choice.fixed_chunks(engine.tokenizer)]
     stream = None
-    if plan.prompt is not None and any(choice.end is None for choice in choices):
-        stream = engine.submit(_request(plan, request_id, output))  # refused before anything is published
+    if asked is not None and any(choice.end is None for choice in choices):
+        stream = engine.submit(asked)  # refused before anything is published
     for chunk in fixed:
         yield chunk
     finished = None
@@ -136,7 +144,9 @@ class _Choice:
         )
 
 
-def _request(plan: Plan, request_id: str, output: Sequence[Sequence[int]]) -> EngineRequest:
+def _request(
+    plan: Plan, request_id: str, output: Sequence[Sequence[int]], priority: int, cache_salt: str
+) -> EngineRequest:
     """Ask for what comes after the pieces. Stop strings may span the border: the choices look for them then."""
     assert plan.prompt is not None
     sampling = plan.sampling
@@ -144,7 +154,14 @@ def _request(plan: Plan, request_id: str, output: Sequence[Sequence[int]]) -> En
     if plan.pieces or plan.may_publish is not None:
         sampling = replace(sampling, stop=(), max_tokens=max(1, sampling.max_tokens - len(fixed)))
     drawn = tuple(_beyond(fixed, tuple(token_ids)) for token_ids in output[: sampling.n])
-    return EngineRequest(request_id=request_id, prompt=plan.prompt, sampling=sampling, output=drawn)
+    return EngineRequest(
+        request_id=request_id,
+        prompt=plan.prompt,
+        sampling=sampling,
+        output=drawn,
+        priority=priority,
+        cache_salt=cache_salt,
+    )
 
 
 def _beyond(fixed: tuple[int, ...], published: tuple[int, ...]) -> tuple[int, ...]:
