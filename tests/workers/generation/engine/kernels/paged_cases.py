@@ -1,0 +1,156 @@
+"""Inputs of decode attention in every shape, a naive loop to compare with, and a child process that interprets.
+
+Triton reads TRITON_INTERPRET once, when it is imported, so that what is interpreted runs in a process of its own:
+`python -m tests.workers.generation.engine.kernels.paged_cases out.pt` writes the kernel's results of all cases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from dataclasses import dataclass
+
+import torch
+
+from workers.generation.engine.paged_cache import quantize_kv
+
+LENGTHS = (1, 17, 64, 257, 0)
+LONG_LENGTHS = (1, 2, 15, 16, 255, 256, 257, 511, 512, 513, 1_023, 1_024, 1_025)
+LONE_ROWS = (1, 3)
+NUM_BLOCKS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One shape of attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    window: int | None
+    dtype: torch.dtype
+    is_8_bit: bool = False
+
+    def __str__(self) -> str:
+        number = "int8" if self.is_8_bit else str(self.dtype).removeprefix("torch.")
+        heads = f"{self.num_heads}x{self.num_kv_heads}x{self.head_dim}"
+        return f"{heads}-block{self.block_size}-window{self.window}-{number}"
+
+
+MHA, GQA, MQA = (2, 2, 16), (6, 2, 24), (4, 1, 64)
+CASES = [
+    *(Case(*heads, 16, None, torch.float32) for heads in (MHA, GQA, MQA)),
+    *(Case(*heads, size, None, torch.float32) for heads, size in ((MHA, 32), (GQA, 64))),
+    *(Case(*MHA, 16, window, torch.float32) for window in (1, 33, 250)),
+    *(Case(*GQA, 32, 20, dtype) for dtype in (torch.float16, torch.bfloat16)),
+    *(Case(*heads, 16, 50, torch.float32, True) for heads in (GQA, MQA)),
+    Case(4, 1, 128, 64, None, torch.float16, True),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The tensors of one case, as `paged_attention` takes them. Blocks of a row lie scattered and hold other rows'."""
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    tables: torch.Tensor
+    lengths: torch.Tensor
+    key_scales: torch.Tensor | None = None
+    value_scales: torch.Tensor | None = None
+
+    def to(self, device: str) -> Inputs:
+        """Return the same on a device."""
+        return Inputs(
+            query=self.query.to(device),
+            keys=self.keys.to(device),
+            values=self.values.to(device),
+            tables=self.tables.to(device),
+            lengths=self.lengths.to(device),
+            key_scales=None if self.key_scales is None else self.key_scales.to(device),
+            value_scales=None if self.value_scales is None else self.value_scales.to(device),
+        )
+
+
+def inputs(case: Case, *, lengths: tuple[int, ...] = LENGTHS) -> Inputs:
+    """Return random tensors for a case, equal in every process."""
+    generator = torch.Generator().manual_seed(CASES.index(case) if case in CASES else 0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(case.dtype)
+
+    lead = (NUM_BLOCKS, case.num_kv_heads)
+    keys, values = random(*lead, case.head_dim, case.block_size), random(*lead, case.block_size, case.head_dim)
+    per_row = -(-max(lengths) // case.block_size)
+    picks = [torch.randperm(NUM_BLOCKS, generator=generator)[:per_row] for _ in lengths]
+    shared = {
+        "query": random(len(lengths), case.num_heads, case.head_dim),
+        "tables": torch.stack(picks).to(torch.int32),
+        "lengths": torch.tensor(lengths, dtype=torch.int32),
+    }
+    if not case.is_8_bit:
+        return Inputs(keys=keys, values=values, **shared)
+    key_numbers, key_scales = quantize_kv(keys.transpose(2, 3))
+    value_numbers, value_scales = quantize_kv(values)
+    turned = key_numbers.transpose(2, 3).contiguous()
+    return Inputs(keys=turned, values=value_numbers, key_scales=key_scales, value_scales=value_scales, **shared)
+
+
+def naive(case: Case, given: Inputs) -> torch.Tensor:
+    """Return `(N, num_heads, head_dim)` fp32: softmax over the positions in sight, one row and head after another."""
+    keys, values = given.keys.float(), given.values.float()
+    if given.key_scales is not None and given.value_scales is not None:
+        keys, values = keys * given.key_scales[:, :, None], values * given.value_scales[..., None]
+    result = torch.zeros(given.query.shape)
+    for row, head in itertools.product(range(len(given.query)), range(case.num_heads)):
+        length, kv_head = int(given.lengths[row]), head // (case.num_heads // case.num_kv_heads)
+        sight = range(max(0, length - (case.window or length)), length)
+        places = [(int(given.tables[row, at // case.block_size]), at % case.block_size) for at in sight]
+        if places:
+            seen = torch.stack([keys[block, kv_head, :, slot] for block, slot in places])  # (sight, head_dim)
+            weights = (seen @ given.query[row, head].float() / case.head_dim**0.5).softmax(0)
+            result[row, head] = weights @ torch.stack([values[block, kv_head, slot] for block, slot in places])
+    return result
+
+
+def run(case: Case, given: Inputs, *, max_length: int = max(LENGTHS)) -> torch.Tensor:
+    """Return what the kernel makes of a case, on the device of the tensors."""
+    from workers.generation.engine.kernels.paged_attention import paged_attention  # imports Triton
+
+    return paged_attention(
+        given.query,
+        given.keys,
+        given.values,
+        given.tables,
+        given.lengths,
+        max_length=max_length,
+        scale=case.head_dim**-0.5,
+        window=case.window,
+        key_scales=given.key_scales,
+        value_scales=given.value_scales,
+    )
+
+
+def alone(case: Case, row: int) -> tuple[Inputs, int]:
+    """Return one row of a case without its neighbours, and its length."""
+    given = inputs(case)
+    one = slice(row, row + 1)
+    picked = {"query": given.query[one], "tables": given.tables[one], "lengths": given.lengths[one]}
+    rest = {name: getattr(given, name) for name in ("keys", "values", "key_scales", "value_scales")}
+    return Inputs(**picked, **rest), LENGTHS[row]
+
+
+def main(path: str) -> None:
+    """Write the results of all cases, and of two rows of one without their neighbours."""
+    torch.set_num_threads(1)
+    results = {str(case): run(case, inputs(case)) for case in CASES}
+    for row in LONE_ROWS:
+        given, length = alone(CASES[1], row)
+        results[f"alone-{row}"] = run(CASES[1], given, max_length=length)
+    torch.save(results, path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
