@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from schemas.errors import ConfigError
 from workers.generation.engine.config import ModelConfig
 from workers.generation.engine.kv_cache import SlotCache
+from workers.generation.engine.rope import rope_table
 from workers.generation.engine.weights import read_tensors
 
 
@@ -205,12 +206,8 @@ def _layer(weights: dict[str, torch.Tensor], number: int) -> _Layer:
 def _rope_table(
     config: ModelConfig, max_context: int, device: torch.device, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Su et al. 2021, in the half-split order of transformers."""
-    exponents = torch.arange(0, config.head_dim, 2, device=device, dtype=torch.float32) / config.head_dim
-    places = torch.arange(max_context, device=device, dtype=torch.float32)
-    angles = torch.outer(places, 1.0 / config.rope_theta**exponents)  # (max_context, head_dim / 2)
-    both = torch.cat((angles, angles), dim=-1)
-    return both.cos().to(dtype), both.sin().to(dtype)
+    cos, sin = (torch.cat((half, half), dim=-1) for half in rope_table(config, max_context))
+    return cos.to(device, dtype), sin.to(device, dtype)
 
 
 def _rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
