@@ -124,7 +124,7 @@ class Metrics:
 
     def __init__(self, *, pool: str, colour: str, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        self._labels = {"pool": pool, "colour": colour}
+        self.labels = {"pool": pool, "colour": colour}
         self.num_requests_running = self.gauge("gea_num_requests_running", "Requests in work.")
         self.num_requests_waiting = self.gauge("gea_num_requests_waiting", "Requests received and not yet in work.")
         self.time_to_first_token = self.histogram(
@@ -148,20 +148,20 @@ class Metrics:
 
     def count_end(self, finished_reason: str) -> None:
         """Count a request that ended."""
-        self._ended.labels(**self._labels, finished_reason=finished_reason).inc()
+        self._ended.labels(**self.labels, finished_reason=finished_reason).inc()
 
     def counter(self, name: str, text: str) -> Counter:
         """Make a counter; Prometheus adds `_total` to its name."""
-        return Counter(name, text, tuple(self._labels), registry=self.registry).labels(**self._labels)
+        return Counter(name, text, tuple(self.labels), registry=self.registry).labels(**self.labels)
 
     def gauge(self, name: str, text: str) -> Gauge:
         """Make a gauge."""
-        return Gauge(name, text, tuple(self._labels), registry=self.registry).labels(**self._labels)
+        return Gauge(name, text, tuple(self.labels), registry=self.registry).labels(**self.labels)
 
     def histogram(self, name: str, text: str, buckets: tuple[float, ...] = SECONDS) -> Histogram:
         """Make a histogram."""
-        made = Histogram(name, text, tuple(self._labels), registry=self.registry, buckets=buckets)
-        return made.labels(**self._labels)
+        made = Histogram(name, text, tuple(self.labels), registry=self.registry, buckets=buckets)
+        return made.labels(**self.labels)
 
 
 class MetricsServer:

@@ -197,8 +197,9 @@ class Worker:
     def _note_metrics(self, consumer: ConsumerStatistics, num_queued: int) -> None:
         metrics = self._outbox.metrics
         if metrics is not None:
-            metrics.num_requests_running.set(consumer.num_in_flight - consumer.num_waiting)
-            metrics.num_requests_waiting.set(consumer.num_waiting + num_queued)
+            num_waiting = consumer.num_waiting + num_queued
+            metrics.num_requests_running.set(max(0, consumer.num_in_flight - num_waiting))
+            metrics.num_requests_waiting.set(num_waiting)
             metrics.consumer_lag.set(consumer.lag or 0)
 
 

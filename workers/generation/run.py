@@ -29,6 +29,7 @@ from workers.generation.answer import Draft, broken_end, end_of
 from workers.generation.beginning import Beginning, draws_alike, remembered
 from workers.generation.cancelling import aborting, unless_cancelled
 from workers.generation.engine import Engine, EngineEvent, Finished
+from workers.generation.engine_metrics import EngineMetrics
 from workers.generation.planning import Planner, fingerprint
 from workers.generation.replay import Replay
 from workers.generation.strategies import Plan, play
@@ -52,6 +53,7 @@ class Parts:
     broker: Broker
     cancellations: Cancellations
     metrics: Metrics | None
+    engine_metrics: EngineMetrics | None
     num_turns: int
     lease_s: float
 
@@ -236,7 +238,9 @@ class Run:
         await self._parts.sessions.append_turn(routed.tenant, routed.request.session_id, turn)
 
     def _measure(self, draft: Draft, end: End) -> None:
-        metrics = self._parts.metrics
+        metrics, engine_metrics = self._parts.metrics, self._parts.engine_metrics
+        if engine_metrics is not None and draft.plan.prompt is not None and draft.finished is not None:
+            engine_metrics.note_finished(draft.finished)
         if metrics is None:
             return
         metrics.count_end(end.finish_reason)

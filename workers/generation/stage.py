@@ -35,6 +35,7 @@ from streams.token_writer import TokenWriter, WriterLimits
 from workers.failure_policy import MAX_ATTEMPTS
 from workers.generation.beginning import claim_of
 from workers.generation.engine import Engine
+from workers.generation.engine_metrics import EngineMetrics
 from workers.generation.planning import Planner
 from workers.generation.probe import probe_engine
 from workers.generation.run import Parts, Run
@@ -102,6 +103,7 @@ class GenerationHandler:
         topic: str,
         limits: GenerationLimits = GenerationLimits(),
         cancellations: Cancellations | None = None,
+        engine_metrics: EngineMetrics | None = None,
     ) -> None:
         self._engine = engine
         self._model = ""  # known once it is loaded
@@ -115,6 +117,7 @@ class GenerationHandler:
             broker=broker,
             cancellations=cancellations or Cancellations(),
             metrics=outbox.metrics,
+            engine_metrics=engine_metrics,
             num_turns=limits.num_turns,
             lease_s=limits.lease_s,
         )
@@ -129,6 +132,8 @@ class GenerationHandler:
     async def start(self) -> None:
         """Load the engine and warm it with one token."""
         await self._engine.start()
+        if self._parts.engine_metrics is not None:
+            self._parts.engine_metrics.watch(self._engine.statistics)
         self._model = self._engine.identity.model
         await self._parts.planner.start(self._engine)
 

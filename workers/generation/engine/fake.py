@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 from schemas.errors import EngineUnavailableError, InternalError, InvalidRequestError, RejectedError
 from schemas.tokens import FinishReason, Usage
@@ -18,6 +17,7 @@ from streams.clock import now_ms
 from streams.racing import end_tasks
 from workers.generation.engine.admission import bounded_max_tokens, check_request
 from workers.generation.engine.detokenizer import Detokenizer
+from workers.generation.engine.pace import Pace
 from workers.generation.engine.protocol import (
     ChoiceEnd,
     EngineIdentity,
@@ -32,7 +32,6 @@ END_OF_SEQUENCE = 256
 VOCABULARY_SIZE = 512
 CONTROL_NAMES = ("<|im_start|>", "<|im_end|>")
 NUM_KEPT = 10_000
-SMOOTHING = 0.1  # weight of the newest step in `step_ms`
 Script = Callable[[EngineRequest, int], str]  # the text of each choice, by index
 Pause = Callable[[], Awaitable[None]]
 
@@ -103,7 +102,8 @@ class FakeEngine:
         self._max_in_flight = max_sequences + max_waiting
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: list[Sequence[_Choice]] = []
-        self._statistics = EngineStatistics()
+        self._pace = Pace()
+        self._last_step_ms = self._num_finished = self._num_drawn = 0
         self._is_running = False
         self._failure = ""
         self._max_context = max_context
@@ -168,12 +168,19 @@ class FakeEngine:
 
     def statistics(self) -> EngineStatistics:
         """Return what the engine does now."""
-        running = len(self._running)
-        return replace(
-            self._statistics,
+        running, pace = len(self._running), self._pace
+        growing = [choice for choices in self._running for choice in choices if not choice.end]
+        return EngineStatistics(
             running=running,
             waiting=max(0, len(self._tasks) - running),
-            tokens_in_flight=sum(choice.length for choices in self._running for choice in choices if not choice.end),
+            tokens_in_flight=sum(choice.length for choice in growing),
+            batch_size=len(growing),
+            step_ms=pace.step_ms,
+            tokens_per_s=pace.tokens_per_s * running,
+            last_step_ms=self._last_step_ms,
+            num_steps=pace.num_steps,
+            num_finished=self._num_finished,
+            num_generation_tokens=self._num_drawn,
             failure=self._failure,
         )
 
@@ -197,7 +204,7 @@ class FakeEngine:
         for choice in choices:
             choice.abort()  # those that have not ended
         stream.push(_finished(request, choices))
-        self._statistics = replace(self._statistics, num_finished=self._statistics.num_finished + 1)
+        self._num_finished += 1
 
     async def _write(self, choices: Sequence[_Choice], stream: QueuedStream) -> None:
         if all(choice.end for choice in choices):
@@ -208,20 +215,22 @@ class FakeEngine:
                 while not all(choice.end for choice in choices):
                     started_s = time.perf_counter()
                     await self._pause()
-                    self._step(choices, stream)
-                    self._note((time.perf_counter() - started_s) * 1e3)
+                    num_drawn = self._step(choices, stream)
+                    self._note((time.perf_counter() - started_s) * 1e3, num_drawn)
             finally:
                 self._running.remove(choices)
 
-    def _step(self, choices: Sequence[_Choice], stream: QueuedStream) -> None:
-        for choice in choices:
-            if choice.end is None:
-                stream.push(choice.advance())
+    def _step(self, choices: Sequence[_Choice], stream: QueuedStream) -> int:
+        """Draw a token for every choice that grows; return how many."""
+        growing = [choice for choice in choices if choice.end is None]
+        for choice in growing:
+            stream.push(choice.advance())
+        return len(growing)
 
-    def _note(self, step_ms: float) -> None:
-        before = self._statistics
-        smooth = step_ms if not before.num_steps else before.step_ms + SMOOTHING * (step_ms - before.step_ms)
-        self._statistics = replace(before, step_ms=smooth, last_step_ms=now_ms(), num_steps=before.num_steps + 1)
+    def _note(self, step_ms: float, num_drawn: int) -> None:
+        self._pace.note(step_ms, num_drawn)
+        self._num_drawn += num_drawn
+        self._last_step_ms = now_ms()
 
 
 class _Choice:

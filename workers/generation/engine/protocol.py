@@ -219,13 +219,15 @@ class EngineStatistics:
 
     `fragmentation` is the share of the active blocks' positions that hold no token; `allocator_slack_bytes` is what the
     device's allocator has reserved and not handed out. `prefix_queries` and `prefix_hits` count prompt tokens.
-    `tokens_per_s` and `step_ms` are smoothed over the last steps.
+    `tokens_per_s` and `step_ms` are smoothed over the last steps; `batch_size` and `step_tokens` are the sequences of the
+    last one, and the tokens that it put through the model.
     """
 
     running: int = 0
     waiting: int = 0
     tokens_in_flight: int = 0
     batch_size: int = 0
+    step_tokens: int = 0
     step_ms: float = 0.0
     tokens_per_s: float = 0.0
     last_step_ms: int = 0
@@ -246,6 +248,11 @@ class EngineStatistics:
     prefix_hits: int = 0
     failure: str = ""
     """Why the engine is dead; empty while it lives."""
+
+    @property
+    def kv_usage(self) -> float:
+        """Return the share of the cache's blocks that running sequences hold."""
+        return self.active_blocks / self.total_blocks if self.total_blocks else 0.0
 
     @property
     def prefix_hit_rate(self) -> float:

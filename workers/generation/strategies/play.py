@@ -177,7 +177,12 @@ def _shortened(piece: FixedPiece, num_tokens: int, tokenizer: Tokenizer) -> Fixe
 
 
 def _finished(plan: Plan, choices: list[_Choice], finished: Finished | None) -> Finished:
-    ends = tuple(choice.end for choice in choices if choice.end is not None)
+    drawn = {end.index: end.repetition_ratio for end in finished.choices} if finished else {}
+    ends = tuple(
+        replace(choice.end, repetition_ratio=drawn.get(choice.end.index, 0.0))
+        for choice in choices
+        if choice.end is not None
+    )
     usage = Usage(
         prompt_tokens=len(plan.prompt or ()),
         completion_tokens=sum(choice.num_tokens for choice in choices),
