@@ -1,0 +1,69 @@
+"""Runs causal language models of `transformers` under this engine's scheduler, over its paged cache.
+
+For families that the engine has no own forward pass for: GPT-2, Mixtral and other mixtures of experts, OPT, Phi, Gemma.
+The invariant is that of `PagedStep`: no row sees another sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from workers.generation.engine.batch import CacheLayout, StepBatch
+from workers.generation.engine.paged_cache import CacheShape, PagedCache
+from workers.generation.engine.transformers_model import CausalModel
+from workers.generation.engine.transformers_step import run_step
+
+
+class TransformersRunner:
+    """A `ModelRunner` over a loaded model. `identity` names its weights and precision."""
+
+    def __init__(self, model: CausalModel, shape: CacheShape, *, identity: str) -> None:
+        self._model = model
+        self._cache = PagedCache(shape, model.module.device)
+        self._layout = shape.layout(identity)
+        self._vocab_size = model.vocab_size
+
+    @property
+    def layout(self) -> CacheLayout:
+        """Return the shape of the cache."""
+        return self._layout
+
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of columns of the logits."""
+        return self._vocab_size
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Return logits `(batch.num_logits, vocab_size)` fp32 on the CPU."""
+        return run_step(self._model.module, self._cache, batch, self._model.attention.windows).cpu()
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block in all layers."""
+        self._cache.copy_block(source, target)
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Set blocks to zeros."""
+        self._cache.clear_blocks(blocks)
+
+    def read_blocks(self, blocks: Sequence[int]) -> object:
+        """Return copies of blocks on the CPU."""
+        return self._cache.read_blocks(blocks)
+
+    def write_blocks(self, blocks: Sequence[int], content: object) -> None:
+        """Put back what `read_blocks` has returned, bit for bit."""
+        self._cache.write_blocks(blocks, cast(Sequence[torch.Tensor], content))
+
+    def allocator_slack_bytes(self) -> int:
+        """Return what CUDA's allocator has reserved and not handed out; 0 on the CPU."""
+        device = self._model.module.device
+        if device.type != "cuda":
+            return 0
+        return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+    def close(self) -> None:
+        """Drop weights and cache. Idempotent."""
+        for part in ("_model", "_cache"):
+            self.__dict__.pop(part, None)
