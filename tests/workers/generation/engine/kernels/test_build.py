@@ -17,7 +17,8 @@ from workers.generation.engine.kernels.build import (
 )
 from workers.generation.engine.kernels.library import Library, load_library
 
-GOOD = '#include "seven.h"\nextern "C" int seven() { return SEVEN; }\n'
+EXPORT = 'extern "C" __attribute__((visibility("default")))'
+GOOD = f'#include "seven.h"\n{EXPORT} int seven() {{ return SEVEN; }}\n'
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 // What can be asked of the library itself.
-#define GEA_EXPORT extern "C" __attribute__((visibility("default")))
+#include "export.h"
 
-// The width of the vectors that the kernels were compiled for: 8 floats, or 1 where the compiler decides.
+// The number of floats in the vectors that the kernels were written for, or 1 where the compiler splits them.
 GEA_EXPORT int gea_vector_width() {
 #ifdef __AVX2__
     return 8;

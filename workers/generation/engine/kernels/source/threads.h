@@ -117,12 +117,12 @@ class Team {
     }
 
     // To be called by all threads of a running body: body(first, last) for pieces of 0 … count - 1, until all are done.
-    // The first pieces are large, for long reads in order; the last ones small, so that all end together.
+    // The first pieces are large, up to `most`, for long reads in order; the last ones small, so that all end together.
     template <class Body>
-    void share(int64_t count, int64_t grain, Body &&body) {
+    void share(int64_t count, int64_t most, Body &&body) {
         int64_t first = next_.load(std::memory_order_relaxed);
         while (first < count) {
-            int64_t last = std::min(count, first + std::max(grain, (count - first) / (3 * size_)));
+            int64_t last = first + std::clamp<int64_t>((count - first) / (3 * size_), 1, most);
             if (!next_.compare_exchange_weak(first, last, std::memory_order_relaxed)) continue;
             body(first, last);
             first = next_.load(std::memory_order_relaxed);

@@ -1,0 +1,109 @@
+// Products of rows with packed weight matrices.
+//
+// A matrix (outputs, inputs) lies in panels of 16 outputs, one after the other, so that a product reads it once from
+// front to back. A panel of floats is [input][16]. A panel of 8-bit weights is made of groups of 64 inputs: the 16 fp32
+// scales of the group, then [input pair][16][2], as a multiply-add of 16-bit pairs wants them; missing inputs are zero.
+//
+// Each number of a result is one chain of sums over the inputs in their order, whatever rows stand beside it.
+#pragma once
+
+#include "threads.h"
+#include "vector.h"
+
+namespace gea {
+
+constexpr int64_t PANEL = 16;
+constexpr int64_t GROUP = 64;                                  // inputs that share a scale (quantize.py)
+constexpr int64_t GROUP_BYTES = PANEL * 4 + PANEL * GROUP;     // scales, then weights
+constexpr int64_t ROW_ALIGN = GROUP;                           // rows of activations are padded to this many numbers
+
+enum class Format : int64_t { FP32 = 0, BF16 = 1, FP16 = 2, INT8 = 3 };
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+inline int64_t panel_bytes(Format format, int64_t inputs) {
+    switch (format) {
+        case Format::FP32: return inputs * PANEL * 4;
+        case Format::INT8: return ceil_div(inputs, GROUP) * GROUP_BYTES;
+        default: return inputs * PANEL * 2;
+    }
+}
+
+struct Matrix {
+    const uint8_t *panels;
+    Format format;
+    int64_t outputs;
+    int64_t inputs;
+};
+
+// Inputs of a product: floats, or 16-bit integers with a scale for each row where the weights have 8 bits. The integers
+// of a row are padded with zeros to a multiple of GROUP.
+struct Rows {
+    int64_t count;
+    int64_t stride;  // numbers from row to row
+    const float *floats;
+    const int16_t *ints;
+    const float *scales;
+};
+
+enum class Finish {
+    STORE,  // out = product
+    ADD,    // out += product
+    GATE,   // out = silu(product of an even panel) * product of the odd panel behind it
+};
+
+struct Output {
+    float *floats;
+    int64_t stride;
+    const float *bias;  // (outputs,), for GATE all of the gate before all of the rest; or null
+    Finish finish;
+};
+
+// To be called by all threads of a team. For GATE, `outputs` of the matrix counts the numbers of a row of the result.
+void multiply(Team &team, const Matrix &matrix, const Rows &rows, const Output &output);
+
+// out[i] = number of input i of output `output`.
+void read_row(const Matrix &matrix, int64_t output, float *out);
+
+// out[r][0…7] and out[r][8…15] = sum over i of rows[r][i] * left[i][0…7], right[i][0…7]; `step` from input to input.
+template <int ROWS, class T>
+GEA_INLINE void multiply_tile(const float *rows, int64_t stride, const T *left, const T *right, int64_t step,
+                              int64_t count, float *out, int64_t out_stride) {
+    Floats low[ROWS] = {}, high[ROWS] = {};
+    for (int64_t i = 0; i < count; i++) {
+        Floats a = load(left + i * step), b = load(right + i * step);
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++) {
+            Floats number = splat(rows[r * stride + i]);
+            low[r] = fma(number, a, low[r]);
+            high[r] = fma(number, b, high[r]);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; r++) {
+        store(out + r * out_stride, low[r]);
+        store(out + r * out_stride + WIDTH, high[r]);
+    }
+}
+
+constexpr int MAX_TILE_ROWS = 6;  // 12 sums, 2 vectors of weights and a broadcast number fit 16 registers
+
+// Calls body(first row, std::integral_constant of the number of rows) for tiles of nearly equal height.
+template <class Body>
+GEA_INLINE void for_tiles(int64_t num_rows, Body &&body) {
+    int64_t num_tiles = ceil_div(num_rows, MAX_TILE_ROWS);
+    for (int64_t tile = 0; tile < num_tiles; tile++) {
+        int64_t first = tile * num_rows / num_tiles, last = (tile + 1) * num_rows / num_tiles;
+        switch (last - first) {
+            case 1: body(first, std::integral_constant<int, 1>()); break;
+            case 2: body(first, std::integral_constant<int, 2>()); break;
+            case 3: body(first, std::integral_constant<int, 3>()); break;
+            case 4: body(first, std::integral_constant<int, 4>()); break;
+            case 5: body(first, std::integral_constant<int, 5>()); break;
+            default: body(first, std::integral_constant<int, 6>()); break;
+        }
+    }
+}
+
+}  // namespace gea
