@@ -9,12 +9,24 @@ import math
 from collections.abc import Sequence
 
 from schemas.errors import InvalidRequestError, PromptTooLongError
+from workers.generation.engine.batch import CacheLayout
 from workers.generation.engine.protocol import EngineRequest, SamplingParams
 
 
-def check_request(request: EngineRequest, *, vocab_size: int, max_context: int, max_sequences: int) -> None:
-    """Raise PromptTooLongError if not one new token would fit, InvalidRequestError for a field that cannot run."""
+def check_request(
+    request: EngineRequest,
+    *,
+    vocab_size: int,
+    max_context: int,
+    max_sequences: int,
+    layout: CacheLayout | None = None,
+) -> None:
+    """Raise PromptTooLongError if not one new token would fit, InvalidRequestError for a field that cannot run.
+
+    Further choices need no more room than one: they can take turns.
+    """
     num_tokens = len(request.prompt)
+    max_context = _context(max_context, layout)
     if num_tokens == 0:
         raise InvalidRequestError("prompt: no tokens", field="prompt")
     if num_tokens >= max_context:
@@ -31,9 +43,13 @@ def check_request(request: EngineRequest, *, vocab_size: int, max_context: int, 
         _check_ids("output", token_ids, vocab_size)
 
 
-def bounded_max_tokens(request: EngineRequest, max_context: int) -> int:
-    """Return how many tokens a choice may get: what was asked for, or what the context has left."""
-    return min(request.sampling.max_tokens, max_context - len(request.prompt))
+def bounded_max_tokens(request: EngineRequest, max_context: int, layout: CacheLayout | None = None) -> int:
+    """Return how many tokens a choice may get: what was asked for, or what context and cache have left for it alone."""
+    return min(request.sampling.max_tokens, _context(max_context, layout) - len(request.prompt))
+
+
+def _context(max_context: int, layout: CacheLayout | None) -> int:
+    return max_context if layout is None else min(max_context, layout.num_blocks * layout.block_size)
 
 
 def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

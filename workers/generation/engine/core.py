@@ -1,46 +1,36 @@
 """The step loop's body: schedule → run → postprocess. Synchronous; one thread owns it.
 
-Knows requests, slots and logits, no event loop. The invariants: whatever one request makes fail, its neighbours go on;
-a request that ended, failed or was aborted holds no slot; each gets exactly one final event.
+Knows requests, blocks and logits, no event loop. The invariants: whatever one request makes fail, its neighbours go on;
+a request that ended, failed or was aborted holds no block; each gets exactly one final event.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import ParamSpec, Protocol
+from collections.abc import Sequence as Ordered
 
 import torch
 
 from schemas.errors import InternalError
-from schemas.tokens import FinishReason, TokenLogprob
+from schemas.tokens import FinishReason
+from streams.clock import now_ms
 from workers.generation.engine.admission import bounded_max_tokens
+from workers.generation.engine.batch import ModelRunner
 from workers.generation.engine.detokenizer import Detokenizer
-from workers.generation.engine.model import DecodeRows, PrefillChunk
-from workers.generation.engine.protocol import EngineEvent, EngineRequest, TokenChunk, Tokenizer
-from workers.generation.engine.sampler import Sampler
-from workers.generation.engine.scheduler import Scheduler, StepPlan
-from workers.generation.engine.sequence import ActiveRequest, Phase, Sequence
+from workers.generation.engine.drawing import SamplerState
+from workers.generation.engine.isolation import Part, run_isolated
+from workers.generation.engine.kv_cache import root_digest
+from workers.generation.engine.limits import Limits
+from workers.generation.engine.output import OutputWriter
+from workers.generation.engine.pace import Pace
+from workers.generation.engine.plan import StepPlan
+from workers.generation.engine.postprocess import Postprocess
+from workers.generation.engine.protocol import EngineRequest, EngineStatistics, Tokenizer
+from workers.generation.engine.scheduler import Scheduler
+from workers.generation.engine.sequence import ActiveRequest, Constraint, Emit, Sequence, State
 
 MAX_FAILED_STEPS = 3  # in a row and with nothing that worked: then it is the engine, not the requests
-Emit = Callable[[EngineEvent | Exception], None]
-P = ParamSpec("P")
-
-
-class ModelRunner(Protocol):
-    """Runs the model over slots."""
-
-    def forward(self, decode: DecodeRows | None, prefill: PrefillChunk | None) -> torch.Tensor:
-        """Return logits `(num_decode + 1 if prefill, vocab)` fp32 on the CPU. May be repeated after a failure."""
-        ...
-
-    def fork(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of a slot to another."""
-        ...
-
-    def clear(self, slot: int) -> None:
-        """Forget what stands in a slot: a failure may have left numbers there that are not finite."""
-        ...
 
 
 class EngineCore:
@@ -51,50 +41,55 @@ class EngineCore:
         runner: ModelRunner,
         tokenizer: Tokenizer,
         *,
-        vocab_size: int,
         max_context: int,
-        num_slots: int,
-        prefill_chunk: int,
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
-        self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
         self._max_context = max_context
         self._clock = clock
+        self.scheduler = Scheduler(runner.layout, limits)
+        self._writer = OutputWriter(tokenizer)
+        self._postprocess = Postprocess(self.scheduler, self._writer, self, clock)
+        self._pace = Pace()
+        self._batch_size = self._step_tokens = 0
+        self._last_step_ms = 0
         self._failed_steps = 0
-        self.scheduler = Scheduler(num_slots=num_slots, prefill_chunk=prefill_chunk)
+        self._num_requests = 0
+        self._swap_ops = 0
         self.num_finished = 0
 
     @property
     def is_idle(self) -> bool:
         """Say whether nothing is in flight."""
-        return not self.scheduler.num_running and not self.scheduler.num_waiting
+        return not self.scheduler.num_requests
 
-    def add(self, request: EngineRequest, emit: Emit) -> ActiveRequest | None:
+    def add(self, request: EngineRequest, emit: Emit, constraint: Constraint | None = None) -> ActiveRequest | None:
         """Queue a request that `check_request` has passed. None: it is over already, and `emit` has its end.
 
-        What an earlier run has drawn goes out here; the model reads it before it draws on.
+        `constraint` is the compiled form of its answers; each choice goes on in its own copy. What an earlier run has
+        drawn goes out here; the model reads it before it draws on.
         """
         try:
-            active = self._active(request, emit)
-            self._replay(active)
+            active = self._active(request, emit, constraint)
+            for sequence, output in zip(active.sequences, request.output, strict=False):
+                self._writer.replay(sequence, output)
         except Exception as error:  # one request's settings must not stop the engine
             emit(_request_error(error))
             return None
         if not active.unfinished:
-            self._finish(active)
+            self.finish(active)
             return None
         self.scheduler.add(active)
         return active
 
     def abort(self, active: ActiveRequest) -> None:
         """End a request now. One that is over is left alone."""
-        if active.phase is Phase.DONE:
+        if active.is_done:
             return
         for sequence in active.unfinished:
             sequence.finish(FinishReason.ABORT)
-        self._finish(active)
+        self.finish(active)
 
     @torch.inference_mode()
     def step(self) -> bool:
@@ -102,175 +97,153 @@ class EngineCore:
 
         Raises RuntimeError if the model fails for every request, again and again.
         """
+        started_s = time.perf_counter()
+        self._clear()
         plan = self.scheduler.schedule(self._clock())
+        self._move(plan)
         if plan.is_empty:
             return False
-        results = self._run_isolated(plan)
-        self._failed_steps = (
-            0 if any(isinstance(result, torch.Tensor) for _, result in results) else self._failed_steps + 1
-        )
-        for part, result in results:
-            self._postprocess(part, result)
-        if self._failed_steps >= MAX_FAILED_STEPS:
-            raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every request")
+        parts, num_too_many = run_isolated(self._runner.forward, plan.scheduled)
+        num_drawn = self._postprocess.num_drawn
+        for part in parts:
+            self._settle(part)
+        self._note(plan, started_s, self._postprocess.num_drawn - num_drawn)
+        self._judge(parts, num_too_many)
         return True
 
-    def _active(self, request: EngineRequest, emit: Emit) -> ActiveRequest:
-        return ActiveRequest(
-            request=request,
-            sequences=tuple(self._sequence(request, index) for index in range(request.sampling.n)),
-            max_tokens=bounded_max_tokens(request, self._max_context),
-            emit=emit,
-            submitted_s=self._clock(),
+    def finish(self, request: ActiveRequest) -> None:
+        """End a request whose choices have all ended."""
+        finished = request.finished(self._clock())
+        self.scheduler.remove(request)
+        self.num_finished += 1
+        request.emit(finished)
+
+    def fail(self, request: ActiveRequest, error: Exception) -> None:
+        """End a request with an error; one that is over is left alone."""
+        if request.is_done:
+            return
+        self.scheduler.remove(request)
+        self.num_finished += 1
+        request.emit(_request_error(error))
+
+    def statistics(self) -> EngineStatistics:
+        """Return what the engine does now."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        positions = pool.num_active * pool.block_size
+        return EngineStatistics(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            tokens_in_flight=scheduler.tokens_in_flight,
+            batch_size=self._batch_size,
+            step_tokens=self._step_tokens,
+            step_ms=self._pace.step_ms,
+            tokens_per_s=self._pace.tokens_per_s,
+            last_step_ms=self._last_step_ms,
+            num_steps=self._pace.num_steps,
+            num_finished=self.num_finished,
+            num_prompt_tokens=scheduler.prefix_queries,
+            num_generation_tokens=self._postprocess.num_drawn,
+            num_preemptions=scheduler.num_preemptions,
+            num_draft_tokens=self._postprocess.num_draft_tokens,
+            num_accepted_tokens=self._postprocess.num_accepted_tokens,
+            swap_ops=self._swap_ops,
+            active_blocks=pool.num_active,
+            cached_blocks=pool.num_idle,
+            total_blocks=pool.num_blocks,
+            fragmentation=min(1.0, scheduler.num_unused_positions / positions) if positions else 0.0,
+            allocator_slack_bytes=self._runner.allocator_slack_bytes(),
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
         )
 
-    def _sequence(self, request: EngineRequest, index: int) -> Sequence:
-        sampler = Sampler(request.sampling, request.prompt, index=index, vocab_size=self._vocab_size)
-        detokenizer = Detokenizer(request.sampling.stop)
-        return Sequence(index=index, prompt=request.prompt, sampler=sampler, detokenizer=detokenizer)
+    def _active(self, request: EngineRequest, emit: Emit, constraint: Constraint | None) -> ActiveRequest:
+        self._num_requests += 1
+        layout = self._runner.layout
+        active = ActiveRequest(
+            request=request,
+            max_tokens=bounded_max_tokens(request, self._max_context, layout),
+            emit=emit,
+            arrival=self._num_requests,
+            root=root_digest(layout.identity, request.cache_salt),
+            submitted_s=self._clock(),
+        )
+        active.sequences = tuple(self._sequence(active, index, constraint) for index in range(request.sampling.n))
+        return active
 
-    def _replay(self, active: ActiveRequest) -> None:
-        """Take each choice's given tokens as if they were drawn now, up to where it ends."""
-        for sequence, token_ids in zip(active.sequences, active.request.output, strict=False):
-            for token_id in token_ids:
-                if sequence.end is None:
-                    sequence.sampler.note(token_id)
-                    self._append(active, sequence, token_id, None)
+    def _sequence(self, active: ActiveRequest, index: int, constraint: Constraint | None) -> Sequence:
+        request = active.request
+        return Sequence(
+            request=active,
+            index=index,
+            key=(request.priority, active.arrival, index),
+            tokens=list(request.prompt),
+            sampler=SamplerState(request.sampling, request.prompt, index=index, vocab_size=self._runner.vocab_size),
+            detokenizer=Detokenizer(request.sampling.stop),
+            constraint=None if constraint is None else constraint.fork(),
+        )
 
-    # Run
+    def _clear(self) -> None:
+        """Clear what failed requests have left, before anybody gets it."""
+        if dirty := self.scheduler.pool.clean():
+            self._runner.clear_blocks(dirty)
 
-    def _run_isolated(self, plan: StepPlan) -> list[tuple[StepPlan, torch.Tensor | Exception]]:
-        """Run a step; if it fails, run each of its parts alone, so that only those that fail alone are lost."""
-        result = self._run(plan)
-        parts = _split(plan)
-        if isinstance(result, torch.Tensor) or len(parts) == 1:
-            return [(plan, result)]
-        return [(part, self._run(part)) for part in parts]
-
-    def _run(self, plan: StepPlan) -> torch.Tensor | Exception:
-        decode = prefill = None
-        if plan.decode:
-            sequences = [sequence for _, sequence in plan.decode]
-            decode = DecodeRows(
-                token_ids=tuple(sequence.output[-1] for sequence in sequences),
-                slots=tuple(sequence.slot for sequence in sequences),
-                positions=tuple(sequence.length for sequence in sequences),
+    def _move(self, plan: StepPlan) -> None:
+        """Carry blocks to host memory, from one to another, and back, in this order; then only who is whole runs."""
+        for sequence, blocks in plan.swap_out:
+            self._swap_out(sequence, blocks)
+        for sequence, source, target in plan.copies:
+            self._guarded(sequence, self._runner.copy_block, source, target)
+        for sequence in plan.swap_in:
+            self._swap_ops += 1
+            self._guarded(
+                sequence, self._runner.write_blocks, sequence.block_table[: sequence.num_swapped], sequence.swapped
             )
-        if plan.prefill is not None:
-            _, read = plan.prefill
-            prefill = PrefillChunk(token_ids=read.pending(plan.prefill_end), slot=read.slot, start=read.length)
+            self.scheduler.forget_swapped(sequence)
+        if plan.copies or plan.swap_in:
+            plan.scheduled = [item for item in plan.scheduled if item.sequence.state is State.RUNNING]
+
+    def _swap_out(self, sequence: Sequence, blocks: Ordered[int]) -> None:
+        """Keep a sequence's blocks in host memory. Where there is none left, it is read again."""
         try:
-            return self._runner.forward(decode, prefill)
-        except Exception as error:  # out of memory, a kernel's refusal: told to those it hits
-            return error
+            sequence.swapped = self._runner.read_blocks(blocks)
+            self._swap_ops += 1
+        except Exception:
+            self.scheduler.forget_swapped(sequence)
 
-    # Postprocess
-
-    def _postprocess(self, plan: StepPlan, result: torch.Tensor | Exception) -> None:
-        if isinstance(result, Exception):
-            for active in {id(active): active for active in _owners(plan)}.values():
-                self._fail(active, result)
-            return
-        for row, (active, sequence) in enumerate(plan.decode):
-            sequence.length += 1
-            self._guarded(active, self._advance, active, sequence, result[row])
-        if plan.prefill is not None:
-            active, sequence = plan.prefill
-            self._guarded(active, self._prefilled, active, sequence, plan.prefill_end, result[-1])
-
-    def _guarded(self, active: ActiveRequest, function: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Let a request fail alone: at its settings, its tokens or its text, not at its neighbours'."""
+    def _guarded(self, sequence: Sequence, move: Callable[..., None], *args: object) -> None:
+        """Let a failure end only the request that it happened to."""
         try:
-            function(*args, **kwargs)
+            move(*args)
         except Exception as error:
-            self._fail(active, error)
+            if sequence.state is State.RUNNING:
+                self.scheduler.taint_all(sequence.request)
+            self.fail(sequence.request, error)
 
-    def _prefilled(self, active: ActiveRequest, sequence: Sequence, end: int, logits: torch.Tensor) -> None:
-        """Note a chunk; at the prompt's end give every choice its copy. Who has read all draws on."""
-        if active.phase is Phase.DONE:  # another choice of the request has failed in this step
+    def _settle(self, part: Part) -> None:
+        """Take what ran together on; what failed alone ends."""
+        if isinstance(part.result, torch.Tensor):
+            self._postprocess.run(part.items, part.result)
             return
-        if not bool(torch.isfinite(logits).all()):
-            raise ValueError("the model returned logits that are not finite")
-        sequence.length = end
-        readers = [sequence]
-        if active.phase is Phase.PREFILL and end == len(sequence.prompt):
-            active.phase, readers = Phase.DECODE, active.unfinished
-            for other in readers[1:]:
-                self._runner.fork(sequence.slot, other.slot, end)
-                other.length = end
-        for reader in readers:
-            if not reader.num_pending:
-                self._advance(active, reader, logits)
+        for item in part.items:
+            if item.sequence.state is State.RUNNING:
+                self.scheduler.taint(item.sequence)
+                self.fail(item.sequence.request, part.result)
 
-    def _advance(self, active: ActiveRequest, sequence: Sequence, logits: torch.Tensor) -> None:
-        """Draw a choice's next token and publish it."""
-        if active.phase is Phase.DONE:  # another choice of the request has failed in this step
-            return
-        token_id, logprob = sequence.sampler.sample(logits, len(sequence.output))
-        if active.first_token_s is None:
-            active.first_token_s = self._clock()
-        self._append(active, sequence, token_id, logprob)
-        if sequence.end is not None:
-            self.scheduler.release(sequence)
-            if not active.unfinished:
-                self._finish(active)
+    def _note(self, plan: StepPlan, started_s: float, num_drawn: int) -> None:
+        self._batch_size, self._step_tokens = len(plan.scheduled), plan.num_rows
+        self._last_step_ms = now_ms()
+        self._pace.note((time.perf_counter() - started_s) * 1e3, num_drawn)
 
-    def _append(self, active: ActiveRequest, sequence: Sequence, token_id: int, logprob: TokenLogprob | None) -> None:
-        """Lengthen a choice by a token and publish it."""
-        sequence.output.append(token_id)
-        text = self._text(active, sequence, token_id)
-        active.emit(_chunk(sequence.index, text, token_id, logprob))
-
-    def _text(self, active: ActiveRequest, sequence: Sequence, token_id: int) -> str:
-        """Return what the token lets out, and end the choice where it is the last one."""
-        sampling, detokenizer = active.request.sampling, sequence.detokenizer
-        if token_id in sampling.stop_token_ids:
-            sequence.finish(FinishReason.STOP, token_id)
-            return detokenizer.flush()
-        if token_id in self._tokenizer.eos_token_ids:
-            sequence.finish(FinishReason.STOP)
-            return detokenizer.flush()
-        text = detokenizer.push(self._tokenizer.token_bytes(token_id))
-        is_last = len(sequence.output) >= active.max_tokens
-        if is_last and detokenizer.matched is None:
-            text += detokenizer.flush()
-        if detokenizer.matched is not None:
-            sequence.finish(FinishReason.STOP, detokenizer.matched)
-        elif is_last:
-            sequence.finish(FinishReason.LENGTH)
-        return text
-
-    def _finish(self, active: ActiveRequest) -> None:
-        self.scheduler.remove(active)
-        self.num_finished += 1
-        active.emit(active.finished(self._clock()))
-
-    def _fail(self, active: ActiveRequest, error: Exception) -> None:
-        if active.phase is Phase.DONE:
-            return
-        for sequence in active.sequences:
-            if sequence.slot >= 0:
-                self._runner.clear(sequence.slot)
-        self.scheduler.remove(active)
-        self.num_finished += 1
-        active.emit(_request_error(error))
-
-
-def _split(plan: StepPlan) -> list[StepPlan]:
-    parts = [StepPlan(decode=(pair,)) for pair in plan.decode]
-    if plan.prefill is not None:
-        parts.append(StepPlan(prefill=plan.prefill, prefill_end=plan.prefill_end))
-    return parts
-
-
-def _owners(plan: StepPlan) -> list[ActiveRequest]:
-    owners = [active for active, _ in plan.decode]
-    return owners if plan.prefill is None else [*owners, plan.prefill[0]]
-
-
-def _chunk(index: int, text: str, token_id: int, logprob: TokenLogprob | None) -> TokenChunk:
-    logprobs = None if logprob is None else (logprob,)
-    return TokenChunk(index=index, text=text, token_ids=(token_id,), logprobs=logprobs)
+    def _judge(self, parts: Ordered[Part], num_too_many: int) -> None:
+        """Make the next steps smaller after one that was too large; give up on a model that fails for everybody."""
+        if num_too_many:
+            self.scheduler.budget.lower(num_too_many)
+        else:
+            self.scheduler.budget.note_success()
+        has_run = any(isinstance(part.result, torch.Tensor) for part in parts)
+        self._failed_steps = 0 if has_run else self._failed_steps + 1
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every request")
 
 
 def _request_error(error: Exception) -> InternalError:

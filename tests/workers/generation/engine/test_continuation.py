@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import InternalError
 from schemas.tokens import FinishReason
-from tests.workers.generation.fakes import ContextModel, ScriptedModel, scripted_core
+from tests.workers.generation.fakes import ContextModel, ScriptedModel, assert_at_rest, scripted_core
 from workers.generation.engine.core import EngineCore
 from workers.generation.engine.fake import END_OF_SEQUENCE
 from workers.generation.engine.protocol import ChoiceEnd, EngineEvent, EngineRequest, Finished, SamplingParams
@@ -77,6 +77,7 @@ def ask(sampling: SamplingParams, output: tuple[tuple[int, ...], ...] = (), prom
 def run(core: EngineCore, max_steps: int = 1_000) -> None:
     for _ in range(max_steps):
         if core.is_idle:
+            assert_at_rest(core)
             return
         core.step()
     raise AssertionError("the engine does not come to rest")
@@ -90,15 +91,14 @@ def answer(core: EngineCore, request: EngineRequest) -> Outcome:
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-@pytest.mark.parametrize("prefill_chunk", [3, 64])
-def test_an_answer_cut_anywhere_goes_on_as_it_would_have(name: str, prefill_chunk: int) -> None:
-    core = scripted_core(ContextModel(), prefill_chunk=prefill_chunk)
+@pytest.mark.parametrize(("prefill_chunk", "max_draft"), [(3, 0), (64, 8)])
+def test_an_answer_cut_anywhere_goes_on_as_it_would_have(name: str, prefill_chunk: int, max_draft: int) -> None:
+    core = scripted_core(ContextModel(block_size=4), prefill_chunk=prefill_chunk, max_draft=max_draft)
     sampling = SAMPLINGS[name]
     whole = answer(core, ask(sampling))
     assert len(whole.token_ids[0]) > 3
     for cut in range(len(whole.token_ids[0]) + 1):
         assert answer(core, ask(sampling, (whole.token_ids[0][:cut],))) == whole
-    assert core.scheduler.num_free == 4
 
 
 def test_the_cases_end_in_every_way() -> None:
@@ -123,7 +123,7 @@ def test_characters_and_stop_strings_over_the_cut_are_whole(stop: tuple[str, ...
 
 @pytest.mark.parametrize("name", ["sampled", "all_penalties", "stop", "length"])
 def test_each_choice_goes_on_from_its_own_cut(name: str) -> None:
-    core = scripted_core(ContextModel(), prefill_chunk=4)
+    core = scripted_core(ContextModel(block_size=4), prefill_chunk=4)
     sampling = replace(SAMPLINGS[name], n=3)
     whole = answer(core, ask(sampling))
     assert len(set(whole.token_ids)) == 3
@@ -133,7 +133,6 @@ def test_each_choice_goes_on_from_its_own_cut(name: str) -> None:
         assert answer(core, ask(sampling, output)) == whole
     for given_choices in range(3):
         assert answer(core, ask(sampling, tuple(ids[:2] for ids in whole.token_ids[:given_choices]))) == whole
-    assert core.scheduler.num_free == 4
 
 
 def test_continued_and_new_requests_do_not_touch_each_other() -> None:
@@ -142,7 +141,7 @@ def test_continued_and_new_requests_do_not_touch_each_other() -> None:
     ]
     alone = [answer(scripted_core(ContextModel()), request) for request in requests]
     cut = [tuple(ids[: place % 5 * 3] for ids in whole.token_ids) for place, whole in enumerate(alone)]
-    core = scripted_core(ContextModel(), prefill_chunk=3)
+    core = scripted_core(ContextModel(block_size=2), prefill_chunk=3)
     events: list[list[EngineEvent | Exception]] = [[] for _ in requests]
     for request, output, received in zip(requests, cut, events, strict=True):
         core.add(replace(request, output=output), received.append)
@@ -184,7 +183,7 @@ def test_choices_that_were_whole_hold_no_slot() -> None:
     core.add(ask(replace(WARM, n=2)), lambda event: None)
     core.add(ask(sampling, output), events.append)
     core.step()
-    assert (core.scheduler.num_running, core.scheduler.num_free) == (2, 0)
+    assert (core.scheduler.num_running, core.scheduler.num_waiting) == (2, 0)
     run(core)
     assert outcome(events, 3) == whole
 
@@ -208,7 +207,7 @@ def test_given_tokens_beyond_the_end_are_left_out(
 
 
 def test_abort_while_given_tokens_are_read_frees_the_slots_and_counts_them() -> None:
-    core = scripted_core(ContextModel(), prefill_chunk=4)
+    core = scripted_core(ContextModel(block_size=4), prefill_chunk=4)
     for num_steps in range(8):
         events: list[EngineEvent | Exception] = []
         active = core.add(
@@ -221,11 +220,11 @@ def test_abort_while_given_tokens_are_read_frees_the_slots_and_counts_them() -> 
         found = outcome(events, 2)
         assert [end.finish_reason for end in found.ends] == [FinishReason.ABORT] * 2
         assert found.usage[1] >= 15
-        assert core.is_idle and core.scheduler.num_free == 4
+        assert_at_rest(core)
 
 
 def test_given_tokens_that_cannot_be_read_fail_their_request_alone() -> None:
-    model = ScriptedModel("Hello.")
+    model = ScriptedModel("Hello.", num_prompt=5)
     core = scripted_core(model)
     good, bad = list[EngineEvent | Exception](), list[EngineEvent | Exception]()
     core.add(ask(GREEDY), good.append)
@@ -235,19 +234,17 @@ def test_given_tokens_that_cannot_be_read_fail_their_request_alone() -> None:
     run(core)
     assert outcome(good).texts == ["Hello."]
     assert isinstance(bad[-1], InternalError)
-    assert core.scheduler.num_free == 4
 
 
 def test_time_to_the_first_new_token_is_prefill() -> None:
     now = iter(range(100))
-    core = scripted_core(ContextModel(), prefill_chunk=2)
-    core._clock = lambda: float(next(now))
+    core = scripted_core(ContextModel(block_size=2), prefill_chunk=2, clock=lambda: float(next(now)))
     events: list[EngineEvent | Exception] = []
     core.add(ask(GREEDY, (tuple(b"abcabc"),)), events.append)  # submitted at 0
     run(core)
     finished = events[-1]
     assert isinstance(finished, Finished)
-    assert (finished.queue_ms, finished.prefill_ms) == (1_000, 6_000)  # three chunks of the prompt, three of the output
+    assert (finished.queue_ms, finished.prefill_ms) == (1_000, 6_000)  # chunks of prompt and output
 
 
 @settings(max_examples=60, deadline=None)
@@ -264,7 +261,7 @@ def test_time_to_the_first_new_token_is_prefill() -> None:
 def test_whatever_is_given_every_request_ends_once_and_frees_its_slots(
     asked: list[tuple[list[list[int]], int, str]],
 ) -> None:
-    core, readers, active = scripted_core(ContextModel(), prefill_chunk=3), [], []
+    core, readers, active = scripted_core(ContextModel(block_size=2), prefill_chunk=3), [], []
     for output, n, action in asked:
         readers.append((n, list[EngineEvent | Exception]()))
         sampling = replace(WARM, n=n, max_tokens=20, stop=("\x01", "ab"))
@@ -276,4 +273,3 @@ def test_whatever_is_given_every_request_ends_once_and_frees_its_slots(
     run(core)
     for n, events in readers:
         outcome(events, n)
-    assert core.scheduler.num_free == 4

@@ -2,60 +2,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.errors import InternalError
 from schemas.tokens import FinishReason
-from tests.workers.generation.fakes import ScriptedModel, scripted_core
-from workers.generation.engine.core import EngineCore
-from workers.generation.engine.fake import ByteTokenizer
-from workers.generation.engine.protocol import EngineEvent, EngineRequest, Finished, SamplingParams, TokenChunk
-
-GREEDY = SamplingParams(temperature=0, max_tokens=100)
-
-
-class Reader:
-    """Collects the events of one request."""
-
-    def __init__(self) -> None:
-        self.events: list[EngineEvent | Exception] = []
-
-    def text(self, index: int = 0) -> str:
-        return "".join(e.text for e in self.events if isinstance(e, TokenChunk) and e.index == index)
-
-    def num_tokens(self) -> int:
-        return sum(len(e.token_ids) for e in self.events if isinstance(e, TokenChunk))
-
-    @property
-    def finished(self) -> Finished:
-        (found,) = [event for event in self.events if isinstance(event, Finished)]
-        assert found is self.events[-1]
-        return found
-
-
-def request(name: str = "r", prompt: str = "Hi", sampling: SamplingParams = GREEDY) -> EngineRequest:
-    return EngineRequest(request_id=name, prompt=tuple(prompt.encode()), sampling=sampling)
-
-
-def run(core: EngineCore, max_steps: int = 1_000) -> None:
-    for _ in range(max_steps):
-        if core.is_idle:
-            return
-        core.step()
-    raise AssertionError("the engine does not come to rest")
-
-
-def answer(core: EngineCore, **fields: object) -> Reader:
-    reader = Reader()
-    core.add(request(**fields), reader.events.append)  # type: ignore[arg-type]
-    run(core)
-    return reader
+from tests.workers.generation.engine.readers import GREEDY, Reader, answer, request, run
+from tests.workers.generation.fakes import ScriptedModel, assert_at_rest, scripted_core
+from workers.generation.engine.protocol import Finished, SamplingParams, TokenChunk
 
 
 def test_answer_ends_at_end_of_sequence_and_counts_it() -> None:
-    reader = answer(scripted_core(ScriptedModel("Hello 🌶️ 你好")))
+    reader = answer(scripted_core(ScriptedModel("Hello 🌶️ 你好")), request())
     assert reader.text() == "Hello 🌶️ 你好"
     assert reader.finished.choices[0].finish_reason is FinishReason.STOP
     assert reader.finished.usage.completion_tokens == reader.num_tokens() == len("Hello 🌶️ 你好".encode()) + 1
@@ -63,19 +20,19 @@ def test_answer_ends_at_end_of_sequence_and_counts_it() -> None:
 
 
 def test_max_tokens_cuts_and_says_length() -> None:
-    reader = answer(scripted_core(ScriptedModel("Hello")), sampling=replace(GREEDY, max_tokens=3))
+    reader = answer(scripted_core(ScriptedModel("Hello")), request(sampling=replace(GREEDY, max_tokens=3)))
     assert reader.text() == "Hel"
     assert reader.finished.choices[0].finish_reason is FinishReason.LENGTH
 
 
 def test_context_bounds_max_tokens() -> None:
-    reader = answer(scripted_core(ScriptedModel("x" * 50), max_context=12), prompt="12345678")
+    reader = answer(scripted_core(ScriptedModel("x" * 50), max_context=12), request(prompt="12345678"))
     assert reader.text() == "xxxx"
     assert reader.finished.choices[0].finish_reason is FinishReason.LENGTH
 
 
 def test_stop_string_is_cut_and_named() -> None:
-    reader = answer(scripted_core(ScriptedModel("one two three")), sampling=replace(GREEDY, stop=(" tw",)))
+    reader = answer(scripted_core(ScriptedModel("one two three")), request(sampling=replace(GREEDY, stop=(" tw",))))
     assert reader.text() == "one"
     assert reader.finished.choices[0].stop_reason == " tw"
     assert reader.finished.usage.completion_tokens == reader.num_tokens() == 6
@@ -83,14 +40,13 @@ def test_stop_string_is_cut_and_named() -> None:
 
 def test_stop_token_ends_without_its_text() -> None:
     sampling = replace(GREEDY, stop_token_ids=frozenset({ord("l")}))
-    reader = answer(scripted_core(ScriptedModel("Hello")), sampling=sampling)
+    reader = answer(scripted_core(ScriptedModel("Hello")), request(sampling=sampling))
     assert reader.text() == "He"
     assert reader.finished.choices[0].stop_reason == ord("l")
 
 
 def test_long_prompt_is_read_in_chunks_while_others_decode() -> None:
-    model = ScriptedModel("abcdef")
-    core = scripted_core(model, prefill_chunk=4)
+    core = scripted_core(ScriptedModel("abcdef", block_size=4), prefill_chunk=4)
     first, second = Reader(), Reader()
     core.add(request("a"), first.events.append)
     core.step()
@@ -107,14 +63,11 @@ def test_long_prompt_is_read_in_chunks_while_others_decode() -> None:
 def test_n_choices_share_one_prefill_and_end_apart() -> None:
     model = ScriptedModel("ab", peak=6.0)
     core = scripted_core(model)
-    reader = answer(core, sampling=SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=20))
+    reader = answer(core, request(sampling=SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=20)))
+    assert model.batches[0] == [(0, 2, 1)]
     assert [end.index for end in reader.finished.choices] == [0, 1, 2]
-    assert (
-        len({tuple(e.token_ids for e in reader.events if isinstance(e, TokenChunk) and e.index == i) for i in range(3)})
-        > 1
-    )
+    assert len({reader.token_ids(index) for index in range(3)}) > 1
     assert reader.finished.usage.completion_tokens == reader.num_tokens()
-    assert core.scheduler.num_free == 4
 
 
 def test_more_requests_than_slots_wait_in_order() -> None:
@@ -129,7 +82,7 @@ def test_more_requests_than_slots_wait_in_order() -> None:
 
 
 def test_abort_takes_effect_at_once_wherever_the_request_is() -> None:
-    core = scripted_core(ScriptedModel("x" * 90), num_slots=1, prefill_chunk=2)
+    core = scripted_core(ScriptedModel("x" * 90, block_size=2), num_slots=1, prefill_chunk=2)
     readers = [Reader() for _ in range(3)]
     decoding, prefilling, waiting = (
         core.add(request(str(place), prompt="abc"), reader.events.append) for place, reader in enumerate(readers)
@@ -143,52 +96,12 @@ def test_abort_takes_effect_at_once_wherever_the_request_is() -> None:
     core.abort(prefilling)
     core.abort(prefilling)
     assert core.is_idle
-    assert core.scheduler.num_free == 1
+    assert core.scheduler.pool.num_active == 0
     assert [reader.finished.choices[0].finish_reason for reader in readers] == [FinishReason.ABORT] * 3
     assert readers[0].finished.usage.completion_tokens == readers[0].num_tokens() == 2
 
 
-def test_failing_step_costs_only_the_request_that_fails_alone() -> None:
-    model = ScriptedModel("ab")
-    core = scripted_core(model)
-    good, bad = Reader(), Reader()
-    core.add(request("good"), good.events.append)
-    core.step()
-    model.fails = frozenset({200})
-    core.add(EngineRequest(request_id="bad", prompt=(200,), sampling=GREEDY), bad.events.append)
-    run(core)
-    assert good.text() == "ab"
-    assert isinstance(bad.events[-1], InternalError)
-    assert core.scheduler.num_free == 4
-
-
-def test_fault_in_one_sampling_spares_the_neighbours() -> None:
-    model = ScriptedModel("abc")
-    core = scripted_core(model)
-    bad, good = Reader(), Reader()
-    core.add(request("bad"), bad.events.append)
-    core.add(request("good"), good.events.append)
-    core.step()
-    model.broken = frozenset({0})
-    run(core)
-    assert isinstance(bad.events[-1], InternalError)
-    assert good.text() == "abc"
-
-
-def test_model_that_fails_for_everybody_again_and_again_is_given_up() -> None:
-    model = ScriptedModel()
-    model.fails = frozenset(range(512))
-    core = scripted_core(model)
-    core.add(request("1"), Reader().events.append)
-    core.step()
-    core.add(request("2"), Reader().events.append)
-    core.step()
-    core.add(request("3"), Reader().events.append)
-    with pytest.raises(RuntimeError, match="3 steps in a row"):
-        core.step()
-
-
-def test_a_thousand_aborts_leak_no_slot() -> None:
+def test_a_thousand_aborts_leak_no_block() -> None:
     core = scripted_core(ScriptedModel("x" * 90))
     for count in range(1_000):
         active = core.add(request(str(count)), lambda event: None)
@@ -196,16 +109,15 @@ def test_a_thousand_aborts_leak_no_slot() -> None:
         if count % 3:
             core.step()
         core.abort(active)
-    assert core.is_idle
-    assert core.scheduler.num_free == 4
+    assert_at_rest(core)
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "abort", "step"]), st.integers(1, 3), st.integers(1, 9)), max_size=40)
 )
-def test_any_order_of_events_ends_every_request_once_and_frees_all_slots(events: list[tuple[str, int, int]]) -> None:
-    core = scripted_core(ScriptedModel("abcd"), num_slots=3, prefill_chunk=3)
+def test_any_order_of_events_ends_every_request_once_and_frees_all_blocks(events: list[tuple[str, int, int]]) -> None:
+    core = scripted_core(ScriptedModel("abcd", block_size=2), num_slots=3, prefill_chunk=3)
     readers, active = [], []
     for kind, n, length in events:
         if kind == "add":
@@ -217,64 +129,8 @@ def test_any_order_of_events_ends_every_request_once_and_frees_all_slots(events:
         else:
             core.step()
     run(core)
-    assert core.scheduler.num_free == 3
     for reader in readers:
         assert reader.finished.usage.completion_tokens == reader.num_tokens()
-
-
-class BrokenBytes(ByteTokenizer):
-    """Cannot say what the letter e stands for."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        if token_id == ord("e"):
-            raise LookupError("no bytes")
-        return super().token_bytes(token_id)
-
-
-def test_text_that_cannot_be_made_fails_its_request_alone() -> None:
-    model = ScriptedModel("Hello.")
-    core = scripted_core(model)
-    core._tokenizer = BrokenBytes()
-    broken, fine = Reader(), Reader()
-    core.add(request("broken"), broken.events.append)
-    core.add(request("fine", sampling=replace(GREEDY, max_tokens=1)), fine.events.append)
-    run(core)
-    assert isinstance(broken.events[-1], InternalError)
-    assert fine.text() == "H"
-    assert core.scheduler.num_free == 4
-
-
-def test_slot_that_cannot_be_copied_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ScriptedModel("Hello.")
-
-    def fork(source: int, target: int, length: int) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(model, "fork", fork)
-    core = scripted_core(model)
-    many, fine = Reader(), Reader()
-    core.add(request("many", sampling=replace(GREEDY, n=2)), many.events.append)
-    core.add(request("fine"), fine.events.append)
-    run(core)
-    assert isinstance(many.events[-1], InternalError)
-    assert fine.text() == "Hello."
-    assert core.scheduler.num_free == 4
-
-
-def test_slots_of_a_failed_request_are_cleared_before_their_next_owner() -> None:
-    model = ScriptedModel("Hello.")
-    model.broken = frozenset({0})
-    core = scripted_core(model)
-    assert isinstance(answer(core).events[-1], InternalError)
-    assert model.cleared == [0]
-
-
-def test_prompt_whose_first_chunk_breaks_the_numbers_fails_there() -> None:
-    model = ScriptedModel("Hello.")
-    model.broken = frozenset({0})
-    reader = answer(scripted_core(model, prefill_chunk=4), prompt="a long prompt")
-    assert isinstance(reader.events[-1], InternalError)
-    assert (model.num_steps, model.cleared) == (1, [0])
 
 
 @settings(max_examples=60, deadline=None)
@@ -302,7 +158,7 @@ def test_prompt_whose_first_chunk_breaks_the_numbers_fails_there() -> None:
     st.integers(0, 8),
 )
 def test_whatever_is_asked_each_request_ends_once_and_counts_right(asked: list[SamplingParams], abort_at: int) -> None:
-    core = scripted_core(ScriptedModel("Hello 🌶️"), max_context=32, prefill_chunk=4)
+    core = scripted_core(ScriptedModel("Hello 🌶️", block_size=4), max_context=32, prefill_chunk=4)
     readers = [Reader() for _ in asked]
     active = [
         core.add(request(str(place), "prompt 🌶️", sampling), reader.events.append)
@@ -319,4 +175,3 @@ def test_whatever_is_asked_each_request_ends_once_and_counts_right(asked: list[S
         assert [end.index for end in reader.finished.choices] == list(range(sampling.n))
         assert all((chunk.logprobs is None) == (sampling.logprobs is None) for chunk in chunks)
         assert not any(text in reader.text(index) for text in sampling.stop if text for index in range(sampling.n))
-    assert core.scheduler.num_free == 4 and core.is_idle

@@ -1,0 +1,69 @@
+"""Guesses the next tokens of a sequence by looking up where its last ones occurred before (prompt look-up decoding,
+Saxena 2023). Answers that quote their prompt, or repeat themselves, are guessed many tokens ahead.
+
+Knows token ids of one sequence, no model: a guess costs rows of a step, never a token of the answer. The invariant:
+what is proposed depends on the tokens and on what became of earlier proposals alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SIZES = (3, 2)  # of the n-grams, the surest first
+START = 2.0  # accepted tokens that a new sequence is expected to get from a proposal
+RETRY = 0.5  # and one that tries again after a pause
+USELESS = 0.3  # below so many, proposals pause
+WEIGHT = 0.35  # of the newest proposal in the expectation
+MIN_PAUSE, MAX_PAUSE = 8, 128  # tokens drawn without a proposal; each pause in a row is twice as long
+
+
+class PromptLookup:
+    """The n-grams of one sequence, and how well they have guessed so far."""
+
+    def __init__(self) -> None:
+        self.expected = START
+        self._following: dict[tuple[int, ...], int] = {}  # n-gram to the position behind its latest occurrence
+        self._num_indexed = 0
+        self._pause = MIN_PAUSE
+        self._resume_at = 0  # number of tokens from which on it proposes again
+
+    def num_wanted(self, num_tokens: int, max_draft: int) -> int:
+        """Return how many tokens are worth guessing for a sequence of this length: more after success, none at all
+        for a while after failures."""
+        if num_tokens < self._resume_at:
+            return 0
+        return min(max_draft, 2 + int(2 * self.expected))
+
+    def propose(self, tokens: Sequence[int], max_draft: int) -> list[int]:
+        """Return up to `max_draft` tokens that followed the last ones before; none if these are new."""
+        self._index(tokens)
+        for size in SIZES:
+            start = self._following.get(tuple(tokens[-size:]))
+            if start is not None:
+                return _continued(tokens, start, max_draft)
+        return []
+
+    def record(self, num_tokens: int, num_accepted: int) -> None:
+        """Note how many tokens of a proposal were right; `num_tokens` is the sequence's length by now."""
+        self.expected += WEIGHT * (num_accepted - self.expected)
+        if num_accepted:
+            self._pause = MIN_PAUSE
+        elif self.expected < USELESS:
+            self._resume_at = num_tokens + self._pause
+            self._pause = min(2 * self._pause, MAX_PAUSE)
+            self.expected = RETRY
+
+    def _index(self, tokens: Sequence[int]) -> None:
+        """Add the n-grams that have got a follower since the last call."""
+        for size in SIZES:
+            for place in range(max(size, self._num_indexed), len(tokens)):
+                self._following[tuple(tokens[place - size : place])] = place
+        self._num_indexed = len(tokens)
+
+
+def _continued(tokens: Sequence[int], start: int, count: int) -> list[int]:
+    """Return what follows `start`; beyond the last token it goes on as it did between there and here."""
+    draft = list(tokens[start : start + count])
+    while len(draft) < count:
+        draft += draft[: count - len(draft)]
+    return draft
