@@ -23,12 +23,6 @@ def allocator_slack_bytes(device: torch.device) -> int:
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return what a CUDA device could still hand out: free on it, or cached by the allocator."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + allocator_slack_bytes(device)
-
-
 @contextmanager
 def returning_memory() -> Iterator[None]:
     """Give cached memory back to the device where a step ran out of it, and let torch.OutOfMemoryError pass on.

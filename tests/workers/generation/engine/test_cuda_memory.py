@@ -5,11 +5,11 @@ import torch
 
 from workers.generation.engine.cuda_memory import (
     allocator_slack_bytes,
-    free_bytes,
     read_blocks,
     returning_memory,
     write_blocks,
 )
+from workers.generation.engine.memory import free_bytes
 from workers.generation.engine.paged_cache import CacheShape, PagedCache
 from workers.generation.engine.protocol import KVPrecision
 
