@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.generation.engine.paged_cache import quantize_kv
+from workers.generation.engine.cuda_attention import try_paged_attention
+from workers.generation.engine.paged_cache import CacheShape, quantize_kv
+from workers.generation.engine.protocol import KVPrecision
 
 LENGTHS = (1, 17, 64, 257, 0)
 LONG_LENGTHS = (1, 2, 15, 16, 255, 256, 257, 511, 512, 513, 1_023, 1_024, 1_025)
@@ -142,14 +144,28 @@ def alone(case: Case, row: int) -> tuple[Inputs, int]:
     return Inputs(**picked, **rest), LENGTHS[row]
 
 
+def trial_faults() -> dict[str, str]:
+    """Return what the trial before a model is loaded finds wrong, by the cache's number format."""
+    from workers.generation.engine.kernels.paged_attention import paged_attention
+
+    sizes = {"num_layers": 1, "num_kv_heads": 2, "head_dim": 24, "num_blocks": 2, "block_size": 16}
+    shapes = [
+        CacheShape(precision=precision, **sizes) for precision in KVPrecision if precision is not KVPrecision.AUTO
+    ]
+    return {
+        str(shape.precision): try_paged_attention(paged_attention, shape, 3, torch.float32, torch.device("cpu"))
+        for shape in shapes
+    }
+
+
 def main(path: str) -> None:
-    """Write the results of all cases, and of two rows of one without their neighbours."""
+    """Write the results of all cases, of two rows of one without their neighbours, and of the trials."""
     torch.set_num_threads(1)
     results = {str(case): run(case, inputs(case)) for case in CASES}
     for row in LONE_ROWS:
         given, length = alone(CASES[1], row)
         results[f"alone-{row}"] = run(CASES[1], given, max_length=length)
-    torch.save(results, path)
+    torch.save((results, trial_faults()), path)
 
 
 if __name__ == "__main__":

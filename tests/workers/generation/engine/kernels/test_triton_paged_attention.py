@@ -26,14 +26,20 @@ ROUNDING = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # a
 
 
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
-    """What the kernel gives on the CPU."""
+def child(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """What the kernel gives on the CPU, and what trials of it find wrong."""
     path = tmp_path_factory.mktemp("triton") / "results.pt"
     module = "tests.workers.generation.engine.kernels.paged_cases"
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-m", module, str(path)], check=True, env=environment, cwd=Path.cwd(), timeout=100)
-    results: dict[str, torch.Tensor] = torch.load(path)
-    return results
+    results, faults = torch.load(path)
+    return results, faults
+
+
+@pytest.fixture(scope="module")
+def interpreted(child: tuple[dict[str, torch.Tensor], dict[str, str]]) -> dict[str, torch.Tensor]:
+    """What the kernel gives on the CPU."""
+    return child[0]
 
 
 @pytest.mark.slow
@@ -52,6 +58,11 @@ def test_neighbours_never_change_a_row(row: int, interpreted: dict[str, torch.Te
 @pytest.mark.slow
 def test_row_without_context_is_zero(interpreted: dict[str, torch.Tensor]) -> None:
     assert not interpreted[str(CASES[0])][LENGTHS.index(0)].any()
+
+
+@pytest.mark.slow
+def test_trial_finds_nothing_wrong(child: tuple[dict[str, torch.Tensor], dict[str, str]]) -> None:
+    assert child[1] == {"fp32": "", "bf16": "", "fp16": "", "int8": ""}
 
 
 @pytest.mark.gpu
