@@ -34,6 +34,7 @@ from streams.topics import TOKENS, pool_topic, topic_specs
 from tests.flow.planners import byte_planner
 from workers.annotating import AnnotatingHandler
 from workers.generation.engine.fake import FakeEngine
+from workers.generation.engine_metrics import EngineMetrics
 from workers.generation.planning import Planner
 from workers.generation.stage import GenerationHandler, GenerationLimits
 from workers.handler import Handler
@@ -268,6 +269,7 @@ class Installation:
                     topic=pool_topic(Pool.GENERATION, "blue"),
                     limits=GenerationLimits(writer=WriterLimits(max_tokens=4, max_delay_ms=5), lease_s=self.lease_s),
                     cancellations=cancellations,
+                    engine_metrics=EngineMetrics(outbox.metrics) if outbox.metrics is not None else None,
                 )
 
 

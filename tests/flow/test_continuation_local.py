@@ -15,9 +15,9 @@ from schemas.worker import Pool
 from tests.flow.continued import Heard, ask, check_once, published, start_path
 from tests.flow.harness import DIALOGUE, installation
 from tests.workers.generation.fakes import ContextModel, ScriptedModel, scripted, scripted_core
+from workers.generation.engine.batch import StepBatch
 from workers.generation.engine.loader import Loaded
 from workers.generation.engine.local import LocalEngine
-from workers.generation.engine.model import DecodeRows, PrefillChunk
 from workers.generation.engine.settings import LocalEngineSettings
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -37,12 +37,13 @@ class Pausing(ContextModel):
         self.go = threading.Event()
         self.num_left: int | None = None
 
-    def forward(self, decode: DecodeRows | None, prefill: PrefillChunk | None) -> torch.Tensor:
-        if decode is not None and self.num_left is not None:
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        is_decoding = any(segment.num_logits and len(segment.token_ids) == 1 for segment in batch.segments)
+        if is_decoding and self.num_left is not None:
             if self.num_left == 0:
                 assert self.go.wait(10)
             self.num_left = max(0, self.num_left - 1)
-        return super().forward(decode, prefill)
+        return super().forward(batch)
 
 
 def engine_of(model: Pausing) -> Any:

@@ -11,7 +11,9 @@ from streams.cancellations import Cancellations
 from streams.session import SessionStore
 from workers.connect import writer_limits
 from workers.generation.engine import Engine
+from workers.generation.engine.pace import StepReport
 from workers.generation.engine.settings import LocalEngineSettings
+from workers.generation.engine_metrics import EngineMetrics
 from workers.generation.planning import Planner, load_hints
 from workers.generation.prompt import ChatTemplate, Prompter
 from workers.generation.stage import GenerationHandler, GenerationLimits
@@ -41,24 +43,35 @@ def build_generation(
 
     Raises ConfigError.
     """
-    engine = build_engine(settings, model)
+    measured = EngineMetrics(outbox.metrics) if outbox.metrics is not None else None
+    engine = build_engine(settings, model, on_step=measured.note_step if measured is not None else None)
     planner = build_planner(settings, model, templates=templates, intents=intents)
     limits = GenerationLimits(
         writer=writer_limits(settings), num_turns=settings.session.turns, max_attempts=settings.retry.max_attempts
     )
     return GenerationHandler(
-        engine, planner, sessions, broker, outbox, topic=topic, limits=limits, cancellations=cancellations
+        engine,
+        planner,
+        sessions,
+        broker,
+        outbox,
+        topic=topic,
+        limits=limits,
+        cancellations=cancellations,
+        engine_metrics=measured,
     )
 
 
-def build_engine(settings: Settings, model: Path | None) -> Engine:
-    """Return the engine of the configuration, not yet started. Raises ConfigError."""
+def build_engine(
+    settings: Settings, model: Path | None, *, on_step: Callable[[StepReport], None] | None = None
+) -> Engine:
+    """Return the engine of the configuration, not yet started. `on_step` hears of each step. Raises ConfigError."""
     generation = settings.generation
     if generation.engine is EngineKind.FAKE:
         return _fake_engine(generation.fake_pace_ms, generation.max_sequences, generation.max_context)
     from workers.generation.engine.local import LocalEngine  # with torch
 
-    return LocalEngine(_given(model), local_settings(settings))
+    return LocalEngine(_given(model), local_settings(settings), on_step=on_step)
 
 
 def local_settings(settings: Settings) -> LocalEngineSettings:

@@ -136,8 +136,12 @@ class FakeEngine:
             raise EngineUnavailableError(self._failure or "the engine is not running")
         if request.request_id in self._tasks:
             raise InvalidRequestError(f"request_id: {request.request_id} is already in flight", field="request_id")
-        limits = {"max_context": self._max_context, "max_sequences": self._max_sequences}
-        check_request(request, vocab_size=VOCABULARY_SIZE, **limits)
+        check_request(
+            request,
+            vocab_size=VOCABULARY_SIZE,
+            max_context=self._max_context,
+            max_sequences=self._max_sequences,
+        )
         if len(self._tasks) >= self._max_in_flight:
             raise RejectedError("the engine's queue is full", retry_after_s=1.0)
         stream = QueuedStream(request.request_id)

@@ -1,56 +1,42 @@
 """The in-process engine: a thread of its own runs the step loop, the event loop only exchanges messages with it.
 
-Knows the model folder and threads; what a step does is `core`'s. The invariants: no method waits for the model; events
-reach the loop in order, one hand-over per step; if the thread dies, every open stream raises EngineUnavailableError.
+Knows streams, tickets and who waits; the thread is `step_thread`'s, a step `core`'s. The invariants: no method waits
+for the model, nor for the compilation of a constraint; every stream ends, with EngineUnavailableError where the thread
+died, or hangs for longer than a step may take.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
-from schemas.errors import EngineUnavailableError, GeaError, InvalidRequestError, RejectedError
-from streams.clock import now_ms
+from schemas.errors import EngineUnavailableError, GeaError, InternalError, InvalidRequestError, RejectedError
+from streams.racing import end_tasks
 from workers.generation.engine.admission import check_request
-from workers.generation.engine.core import EngineCore
 from workers.generation.engine.loader import Loaded, load
-from workers.generation.engine.protocol import (
-    EngineEvent,
-    EngineIdentity,
-    EngineRequest,
-    EngineStatistics,
-    Finished,
-    Tokenizer,
-)
-from workers.generation.engine.sequence import ActiveRequest
+from workers.generation.engine.memory import MemoryParts
+from workers.generation.engine.pace import StepReport
+from workers.generation.engine.protocol import EngineIdentity, EngineRequest, EngineStatistics, Finished, Tokenizer
 from workers.generation.engine.settings import LocalEngineSettings
+from workers.generation.engine.step_thread import Abort, Add, Delivery, StepThread
 from workers.generation.engine.stream import QueuedStream
 
+if TYPE_CHECKING:
+    from workers.generation.engine.sequence import Constraint
+
 STOP_TIMEOUT_S = 10.0  # a step takes well below a second; a stuck one must not hold up the process
+STUCK_STOP_TIMEOUT_S = 0.2  # for one that is known to hang
+LOOKS_PER_LIMIT = 8  # how often a hang is looked for within the time that a step may take
 STOPPED = "the engine has stopped"
-SMOOTHING = 0.1  # weight of the newest step in `step_ms`
 
 _log = structlog.get_logger(__name__)
-Delivery = tuple[int, EngineEvent | Exception]
-
-
-@dataclass(frozen=True, slots=True)
-class _Add:
-    ticket: int
-    request: EngineRequest
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    ticket: int
 
 
 class LocalEngine:
@@ -62,24 +48,25 @@ class LocalEngine:
         settings: LocalEngineSettings = LocalEngineSettings(),  # noqa: B008 (frozen)
         *,
         load_model: Callable[[Path, LocalEngineSettings], Loaded] = load,
+        on_step: Callable[[StepReport], None] | None = None,
     ) -> None:
-        self._folder = folder
         self._settings = settings
-        self._load = load_model
-        self._thread: threading.Thread | None = None
-        self._inbox: deque[_Add | _Abort] = deque()
-        self._wake = threading.Condition()
+        self._thread = StepThread(
+            partial(load_model, folder, settings),
+            on_loaded=self._on_loaded,
+            on_events=lambda batch: self._call(partial(self._deliver, batch)),
+            on_end=lambda failure: self._call(partial(self._fail, failure)),
+            on_step=on_step,
+        )
         self._is_stopping = False
         self._failure = ""
-        self._statistics = EngineStatistics()
         self._loaded: Loaded | None = None
-        self._streams: dict[int, QueuedStream] = {}  # by ticket; touched by the event loop's thread only
+        self._streams: dict[int, QueuedStream] = {}  # by ticket
         self._tickets: dict[str, int] = {}  # request_id to ticket, of requests that may still be aborted
+        self._uncompiled: dict[int, EngineRequest] = {}  # by ticket, while their constraint is compiled
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="gea-constraint")
         self._next_ticket = 0
-        self._active: dict[int, ActiveRequest] = {}  # by ticket; touched by the engine's thread only
-        self._outbox: list[Delivery] = []  # likewise
-
-    # The event loop's side
+        self._watching: asyncio.Task[None] | None = None
 
     @property
     def identity(self) -> EngineIdentity:
@@ -91,17 +78,23 @@ class LocalEngine:
         """Return the tokenizer. Known after `start`."""
         return self._ready().tokenizer
 
+    @property
+    def memory(self) -> MemoryParts | None:
+        """Return where the memory goes, as far as steps have shown; None where the model does not tell."""
+        measure = self._ready().memory
+        return None if measure is None else measure()
+
     async def start(self) -> None:
         """Load and warm. Raises ConfigError for a model that cannot run, EngineUnavailableError if loading failed."""
-        assert self._thread is None, "an engine starts once"
+        assert self._watching is None, "an engine starts once"
         self._loop = asyncio.get_running_loop()
-        started: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._main, args=(started,), name="gea-engine", daemon=True)
+        self._started: asyncio.Future[None] = self._loop.create_future()
         self._thread.start()
-        await started
+        self._watching = asyncio.create_task(self._watch())
+        await self._started
 
     def submit(self, request: EngineRequest) -> QueuedStream:
-        """Queue a request; errors as `Engine.submit`."""
+        """Queue a request; errors as `Engine.submit`. Its constraint is compiled first; an unusable one ends it."""
         loaded = self._ready()
         if self._failure or self._is_stopping:
             raise EngineUnavailableError(self._failure or "the engine is stopping")
@@ -112,6 +105,7 @@ class LocalEngine:
             vocab_size=loaded.vocab_size,
             max_context=loaded.identity.max_context,
             max_sequences=self._settings.max_sequences,
+            layout=loaded.layout,
         )
         if len(self._streams) >= self._settings.max_sequences + self._settings.max_waiting:
             raise RejectedError(f"the engine's queue of {self._settings.max_waiting} is full", retry_after_s=1.0)
@@ -119,27 +113,37 @@ class LocalEngine:
         stream = QueuedStream(request.request_id)
         self._streams[self._next_ticket] = stream
         self._tickets[request.request_id] = self._next_ticket
-        self._post(_Add(self._next_ticket, request))
+        if request.sampling.constraint is None:
+            self._thread.post(Add(self._next_ticket, request))
+        else:
+            self._compile(loaded, self._next_ticket, request)
         return stream
 
     def abort(self, request_id: str) -> None:
         """Stop a request within one step. Unknown ids are ignored; the id may be used again at once."""
         ticket = self._tickets.pop(request_id, None)
-        if ticket is not None:
-            self._post(_Abort(ticket))
+        if ticket is None:
+            return
+        if (request := self._uncompiled.pop(ticket, None)) is not None:  # nothing will be drawn: it needs no form
+            free = replace(request, sampling=replace(request.sampling, constraint=None))
+            self._thread.post(Add(ticket, free))
+        self._thread.post(Abort(ticket))
 
     def statistics(self) -> EngineStatistics:
-        """Return what the engine does now."""
-        posted = sum(isinstance(command, _Add) for command in tuple(self._inbox))
-        return replace(self._statistics, waiting=self._statistics.waiting + posted, failure=self._failure)
+        """Return what the engine does now. Safe from any thread."""
+        found = self._thread.statistics
+        waiting = max(0, len(self._streams) - found.running)  # what was posted a moment ago waits too
+        tokens_per_s = found.tokens_per_s if found.running else 0.0
+        return replace(found, waiting=waiting, tokens_per_s=tokens_per_s, failure=self._failure)
 
     async def stop(self) -> None:
-        """End what runs with EngineUnavailableError and free everything. Idempotent."""
-        with self._wake:
-            self._is_stopping = True
-            self._wake.notify()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+        """End what runs with EngineUnavailableError and free everything. Idempotent, and bounded in time."""
+        self._is_stopping = True
+        await end_tasks(self._watching)
+        self._thread.ask_to_stop()
+        if self._watching is not None:
+            await asyncio.to_thread(self._thread.join, STUCK_STOP_TIMEOUT_S if self._failure else STOP_TIMEOUT_S)
+        self._compiling.shutdown(wait=False, cancel_futures=True)
         self._fail_streams(STOPPED)
         self._loaded = None  # weights and cache with it
 
@@ -149,10 +153,37 @@ class LocalEngine:
             raise EngineUnavailableError(self._failure or state)
         return self._loaded
 
-    def _post(self, command: _Add | _Abort) -> None:
-        with self._wake:
-            self._inbox.append(command)
-            self._wake.notify()
+    async def _watch(self) -> None:
+        """Give up an engine that makes no step although it has work: its requests go to the next owner."""
+        limit_s = self._settings.step_limit_s
+        seen, num_looks = self._thread.busy_since_s, 0
+        while num_looks < LOOKS_PER_LIMIT:  # looks, not a clock: the whole process may have been stopped for a while
+            await asyncio.sleep(limit_s / LOOKS_PER_LIMIT)
+            since = self._thread.busy_since_s
+            num_looks = num_looks + 1 if since is not None and since == seen else 0
+            seen = since
+        _log.error("engine_stuck", num_requests=len(self._streams))
+        self._thread.ask_to_stop()  # should it come back
+        self._fail(f"the engine has made no step for {limit_s:g} s")
+
+    def _compile(self, loaded: Loaded, ticket: int, request: EngineRequest) -> None:
+        spec = request.sampling.constraint
+        assert spec is not None
+        self._uncompiled[ticket] = request
+        compiling = self._loop.run_in_executor(self._compiling, loaded.compile_constraint, spec)
+        compiling.add_done_callback(partial(self._compiled, ticket))
+
+    def _compiled(self, ticket: int, compiling: asyncio.Future[Constraint]) -> None:
+        """Hand a request on that has its constraint; it may have been aborted meanwhile, or the engine stopped."""
+        error = None if compiling.cancelled() else compiling.exception()
+        request = self._uncompiled.pop(ticket, None)
+        if request is None or compiling.cancelled():
+            return
+        if error is None:
+            self._thread.post(Add(ticket, request, compiling.result()))
+        else:
+            failure = error if isinstance(error, GeaError) else InternalError(f"response_format: {error!r}")
+            self._deliver([(ticket, failure)])
 
     def _deliver(self, batch: list[Delivery]) -> None:
         for ticket, event in batch:
@@ -163,7 +194,12 @@ class LocalEngine:
             if isinstance(event, Finished | Exception):
                 self._forget(ticket)
 
+    def _fail(self, failure: str) -> None:
+        self._failure = self._failure or failure
+        self._fail_streams(self._failure or STOPPED)
+
     def _fail_streams(self, reason: str) -> None:
+        self._uncompiled.clear()
         for ticket, stream in list(self._streams.items()):
             stream.push(EngineUnavailableError(reason))
             self._forget(ticket)
@@ -173,88 +209,22 @@ class LocalEngine:
         if self._tickets.get(stream.request_id) == ticket:
             del self._tickets[stream.request_id]
 
-    # The engine's thread
-
-    def _main(self, started: asyncio.Future[None]) -> None:
-        """Load, then step until stopped. Nothing that happens here leaves a reader waiting."""
-        try:
-            loaded = self._load(self._folder, self._settings)
-        except BaseException as error:
-            self._failure = f"the engine could not start: {error}"
-            failure = error if isinstance(error, GeaError) else EngineUnavailableError(self._failure)
-            self._call(partial(_settle, started, failure))
+    def _on_loaded(self, result: Loaded | BaseException) -> None:
+        """Take the model, or why there is none. Runs in the engine's thread."""
+        if not isinstance(result, BaseException):
+            self._loaded = result
+            self._call(partial(_settle, self._started, None))
             return
-        self._loaded = loaded
-        self._call(partial(_settle, started, None))
-        try:
-            self._run(loaded.core)
-        except BaseException as error:
-            _log.error("engine_died", error=repr(error), exc_info=True)
-            self._failure = f"the engine died: {error!r}"
-        self._call(partial(self._fail_streams, self._failure or STOPPED))
-
-    def _run(self, core: EngineCore) -> None:
-        while self._wait(core):
-            for command in self._take():
-                self._apply(core, command)
-            started_s = time.perf_counter()
-            has_run = core.step()
-            self._note(core, (time.perf_counter() - started_s) * 1e3 if has_run else None)
-            self._hand_over()
-
-    def _wait(self, core: EngineCore) -> bool:
-        """Wait for work. False: the engine is to stop."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._is_stopping or self._inbox or not core.is_idle)
-            return not self._is_stopping
-
-    def _take(self) -> list[_Add | _Abort]:
-        with self._wake:
-            commands = list(self._inbox)
-            self._inbox.clear()
-            return commands
-
-    def _apply(self, core: EngineCore, command: _Add | _Abort) -> None:
-        if isinstance(command, _Add):
-            added = core.add(command.request, partial(self._emit, command.ticket))
-            if added is not None:
-                self._active[command.ticket] = added
-        elif command.ticket in self._active:
-            core.abort(self._active[command.ticket])
-
-    def _emit(self, ticket: int, event: EngineEvent | Exception) -> None:
-        self._outbox.append((ticket, event))
-        if isinstance(event, Finished | Exception):
-            self._active.pop(ticket, None)
-
-    def _note(self, core: EngineCore, step_ms: float | None) -> None:
-        """Keep what `statistics` returns. Without a step (all was aborted or over already) its time stays as it was."""
-        before, scheduler = self._statistics, core.scheduler
-        smooth = before.step_ms
-        if step_ms is not None:
-            smooth = step_ms if not before.num_steps else before.step_ms + SMOOTHING * (step_ms - before.step_ms)
-        self._statistics = EngineStatistics(
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            tokens_in_flight=scheduler.tokens_in_flight,
-            step_ms=smooth,
-            last_step_ms=now_ms(),
-            num_steps=before.num_steps + (step_ms is not None),
-            num_finished=core.num_finished,
-        )
-
-    def _hand_over(self) -> None:
-        if self._outbox:
-            batch, self._outbox = self._outbox, []
-            self._call(partial(self._deliver, batch))
+        self._failure = f"the engine could not start: {result}"
+        failure = result if isinstance(result, GeaError) else EngineUnavailableError(self._failure)
+        self._call(partial(_settle, self._started, failure))
 
     def _call(self, callback: Callable[[], None]) -> None:
         """Run something on the event loop. A loop that is closed has no readers left: the engine stops."""
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            with self._wake:
-                self._is_stopping = True
+            self._thread.ask_to_stop()
 
 
 def _settle(started: asyncio.Future[None], failure: BaseException | None) -> None:

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from schemas.errors import ConfigError
+from workers.generation.engine.backend import choose_backend
+from workers.generation.engine.settings import Backend
+
+
+def choose(
+    wanted: Backend, device: str = "cpu", lacking: str | None = None, kernels_lacking: str | None = None
+) -> Backend:
+    return choose_backend(wanted, device_type=device, lacking=lacking, kernels_lacking=kernels_lacking)
+
+
+@pytest.mark.parametrize(
+    ("device", "lacking", "kernels_lacking", "expected"),
+    [
+        ("cpu", None, None, Backend.NATIVE),
+        ("cpu", None, "a compiler", Backend.TORCH),
+        ("cuda", None, None, Backend.TORCH),
+        ("cpu", "model_type 'gpt2'", None, Backend.TRANSFORMERS),
+        ("cuda", "model_type 'gpt2'", None, Backend.TRANSFORMERS),
+    ],
+)
+def test_auto_takes_the_fastest_that_can(
+    device: str, lacking: str | None, kernels_lacking: str | None, expected: Backend
+) -> None:
+    assert choose(Backend.AUTO, device, lacking, kernels_lacking) is expected
+
+
+@pytest.mark.parametrize("wanted", [Backend.NATIVE, Backend.TORCH, Backend.TRANSFORMERS])
+def test_a_backend_by_name_is_taken_where_it_can_run(wanted: Backend) -> None:
+    assert choose(wanted) is wanted
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "lacking", "kernels_lacking", "why"),
+    [
+        (Backend.NATIVE, "cuda", None, None, "runs on the CPU"),
+        (Backend.NATIVE, "cpu", None, "a compiler", "a compiler"),
+        (Backend.NATIVE, "cpu", "model_type 'gpt2'", None, "gpt2"),
+        (Backend.TORCH, "cuda", "model_type 'gpt2'", None, "gpt2"),
+    ],
+)
+def test_a_backend_by_name_that_cannot_run_is_refused(
+    wanted: Backend, device: str, lacking: str | None, kernels_lacking: str | None, why: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"generation\.local\.backend: {wanted}.*{why}"):
+        choose(wanted, device, lacking, kernels_lacking)

@@ -1,0 +1,37 @@
+"""Which backend runs a model on a device, and the refusal of one that cannot.
+
+Knows names and what was found out about model and machine, no weights. The invariant: whoever asks for a backend by
+name gets it or an error, never another one, since two backends do not draw the same tokens.
+"""
+
+from __future__ import annotations
+
+from schemas.errors import ConfigError
+from workers.generation.engine.settings import Backend
+
+KEY = "generation.local.backend"
+
+
+def choose_backend(
+    wanted: Backend,
+    *,
+    device_type: str,
+    lacking: str | None,
+    kernels_lacking: str | None,
+) -> Backend:
+    """Return the backend for a model: the wanted one, or the fastest.
+
+    `lacking` is what the engine's own models do not have for this one, `kernels_lacking` what the C++ kernels do not;
+    None where nothing. Raises ConfigError where the wanted one cannot run here.
+    """
+    if wanted is Backend.AUTO:
+        if lacking is not None:
+            return Backend.TRANSFORMERS
+        return Backend.NATIVE if device_type == "cpu" and kernels_lacking is None else Backend.TORCH
+    if wanted is not Backend.TRANSFORMERS and lacking is not None:
+        raise ConfigError(f"{KEY}: {wanted} cannot run this model: {lacking}")
+    if wanted is Backend.NATIVE and device_type != "cpu":
+        raise ConfigError(f"{KEY}: native runs on the CPU, not on {device_type}")
+    if wanted is Backend.NATIVE and kernels_lacking is not None:
+        raise ConfigError(f"{KEY}: native cannot run here: {kernels_lacking}")
+    return wanted

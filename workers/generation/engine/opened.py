@@ -1,0 +1,126 @@
+"""A model whose weights are read and that has no cache yet: how large that may be is found out in between.
+
+Knows how each backend is made, not which one is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from workers.generation.engine.batch import ModelRunner
+from workers.generation.engine.config import read_config
+from workers.generation.engine.kernels import load_library
+from workers.generation.engine.native_model import NativeModel
+from workers.generation.engine.native_runner import NativeRunner
+from workers.generation.engine.paged_cache import CacheShape
+from workers.generation.engine.protocol import KVPrecision
+from workers.generation.engine.settings import Backend, LocalEngineSettings
+from workers.generation.engine.weights import SafetensorsSource
+
+if TYPE_CHECKING:
+    from workers.generation.engine.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """`cache_shape` of so many blocks, of a size and precision; `make_runner` adds the cache of a shape and identity.
+
+    `max_context` is what was wanted, or less where the model knows less. `activation_bytes` of the runner is what its
+    widest step keeps between the layers: measured where the backend can tell, else an estimate.
+    """
+
+    vocab_size: int
+    max_context: int
+    weights_bytes: int
+    activation_bytes: Callable[[ModelRunner], int]
+    cache_shape: Callable[[int, int, KVPrecision], CacheShape]
+    make_runner: Callable[[CacheShape, str], ModelRunner]
+
+
+def open_model(backend: Backend, folder: Path, settings: LocalEngineSettings, device: torch.device) -> OpenedModel:
+    """Read a model folder with a backend. Raises ConfigError for what it cannot run."""
+    match backend:
+        case Backend.NATIVE:
+            return _open_native(folder, settings)
+        case _:
+            return _open_transformers(folder, settings, device)
+
+
+def estimate_activation_bytes(
+    settings: LocalEngineSettings, *, hidden_size: int, inner_size: int, vocab_size: int
+) -> int:
+    """Return about what the widest step keeps at once: residual, norm and projections of each row, and fp32 logits."""
+    numbers = settings.max_batched_tokens * (6 * hidden_size + 3 * inner_size)
+    return 4 * (numbers + settings.max_sequences * vocab_size)
+
+
+def _open_native(folder: Path, settings: LocalEngineSettings) -> OpenedModel:
+    library = load_library()
+    assert library is not None, "`choose_backend` has asked for it"
+    config = read_config(folder)
+    max_context = min(settings.max_context, config.max_position)
+    source = SafetensorsSource(folder, config)
+    model = NativeModel(library, source, precision=settings.precision, max_context=max_context)
+
+    def make_runner(shape: CacheShape, identity: str) -> ModelRunner:
+        num_threads = settings.num_threads or torch.get_num_threads()
+        return NativeRunner(model, shape, identity=identity, num_threads=num_threads)
+
+    def activation_bytes(runner: ModelRunner) -> int:
+        assert isinstance(runner, NativeRunner)
+        return runner.activation_bytes
+
+    return OpenedModel(
+        vocab_size=config.vocab_size,
+        max_context=max_context,
+        weights_bytes=model.weights_bytes,
+        activation_bytes=activation_bytes,
+        cache_shape=_cache_shape(config),
+        make_runner=make_runner,
+    )
+
+
+def _open_transformers(folder: Path, settings: LocalEngineSettings, device: torch.device) -> OpenedModel:
+    from workers.generation.engine.transformers_model import load_causal_model  # transformers takes seconds to import
+    from workers.generation.engine.transformers_runner import TransformersRunner
+
+    model = load_causal_model(folder, precision=settings.precision, device=device, max_context=settings.max_context)
+    config = model.module.config
+    inner = max(getattr(config, name, 0) or 0 for name in ("intermediate_size", "ffn_dim", "n_inner", "hidden_size"))
+    estimate = estimate_activation_bytes(
+        settings, hidden_size=config.hidden_size, inner_size=inner, vocab_size=model.vocab_size
+    )
+
+    def cache_shape(num_blocks: int, block_size: int, precision: KVPrecision) -> CacheShape:
+        return model.cache_shape(num_blocks=num_blocks, block_size=block_size, precision=precision)
+
+    def make_runner(shape: CacheShape, identity: str) -> ModelRunner:
+        return TransformersRunner(model, shape, identity=identity)
+
+    return OpenedModel(
+        vocab_size=model.vocab_size,
+        max_context=model.max_context,
+        weights_bytes=sum(tensor.nbytes for tensor in (*model.module.parameters(), *model.module.buffers())),
+        activation_bytes=lambda runner: estimate,
+        cache_shape=cache_shape,
+        make_runner=make_runner,
+    )
+
+
+def _cache_shape(config: ModelConfig) -> Callable[[int, int, KVPrecision], CacheShape]:
+    def shape(num_blocks: int, block_size: int, precision: KVPrecision) -> CacheShape:
+        return CacheShape(
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            precision=precision,
+        )
+
+    return shape
