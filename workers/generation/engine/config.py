@@ -20,6 +20,7 @@ from schemas.errors import ConfigError
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2_048},
     "mistral": {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4_096},
+    "phi3": {"max_position_embeddings": 4_096},
     "qwen2": {"max_position_embeddings": 32_768, "num_key_value_heads": 32},
     "qwen3": {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
 }
@@ -143,7 +144,10 @@ def why_not_native(raw: Mapping[str, Any]) -> str | None:
     checks: dict[str, tuple[Any, bool]] = {
         "model_type": (model_type, family in DEFAULTS),
         "hidden_act": (raw.get("hidden_act"), raw.get("hidden_act") in (None, "silu", "swish")),
-        "rope_type": (_rope_type(rope), _rope_type(rope) in set(RopeType)),
+        "rope_type": (
+            _rope_type(rope),
+            _rope_type(rope) in ({RopeType.DEFAULT} if family == "phi3" else set(RopeType)),
+        ),
         "rope_parameters": (rope, not any(isinstance(value, Mapping) for value in rope.values())),
         "partial_rotary_factor": (part := _first(rope, raw, "partial_rotary_factor"), part in (None, 1)),
         "layer_types": (raw.get("layer_types"), set(raw.get("layer_types") or ()) <= layer_types),
@@ -180,9 +184,9 @@ def _parse(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _windows(raw: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """Return each layer's window: Mistral's is that of all layers, Qwen's begins at a layer or is told by layer."""
+    """Return each layer's window: of all layers (Mistral, Phi), or from a layer on, or told by layer (Qwen)."""
     family, num_layers, window = raw["model_type"], int(raw["num_hidden_layers"]), raw.get("sliding_window")
-    if family == "mistral":
+    if family in ("mistral", "phi3"):
         return (None if window is None else int(window),) * num_layers
     if family == "llama" or not raw.get("use_sliding_window", False) or window is None:
         return (None,) * num_layers

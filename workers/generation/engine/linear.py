@@ -1,0 +1,110 @@
+"""Matrix products with weights of each number format, and rows of the embedding.
+
+Knows one matrix at a time, no layers. The reference for 8 bits: weights are expanded for each product and activations
+stay as they are. The invariant: a row's result depends on its own row only, up to the rounding of a product that has
+more rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
+
+from schemas.errors import ConfigError
+from workers.generation.engine.cuda_linear import Fp8Linear, Int8Linear
+from workers.generation.engine.protocol import Precision
+from workers.generation.engine.quantize import GROUP_SIZE, Int8Weight, quantize_int8
+
+FLOATS = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+SLICE_NUMBERS = 1 << 22  # expanded at once: 16 MiB, so that a large vocabulary needs little memory besides
+
+
+class Linear(Protocol):
+    """One weight matrix, ready for products."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return `(N, outputs)` for `rows` `(N, inputs)`, in their number format."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory of the matrix with its scales."""
+        ...
+
+
+LinearFactory = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+"""Makes a `Linear` of a weight `(outputs, inputs)` and a bias `(outputs,)`, both on the device."""
+
+
+class FloatLinear:
+    """A matrix in floats."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self.weight, self._bias = weight, bias  # (outputs, inputs), (outputs,)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return `(N, outputs)` for `rows` `(N, inputs)`."""
+        return F.linear(rows, self.weight, self._bias)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory of the matrix."""
+        return self.weight.nbytes
+
+
+class GroupedInt8Linear:
+    """A matrix in 8 bits with a scale for each group of inputs, expanded slice by slice for each product."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        outputs, inputs = weight.shape
+        count = max(1, SLICE_NUMBERS // inputs)
+        self.values = torch.empty((outputs, inputs), dtype=torch.int8, device=weight.device)
+        self.scales = torch.empty((outputs, -(-inputs // GROUP_SIZE)), device=weight.device)
+        for place in range(0, outputs, count):
+            part = quantize_int8(weight[place : place + count])
+            self.values[place : place + count], self.scales[place : place + count] = part.values, part.scales
+        self._bias, self._count = bias, count
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return `(N, outputs)` for `rows` `(N, inputs)`."""
+        found = rows.new_empty((len(rows), len(self.values)))  # (N, outputs)
+        for place in range(0, len(self.values), self._count):
+            until = place + self._count
+            weight = Int8Weight(self.values[place:until], self.scales[place:until]).dequantize()
+            found[:, place:until] = F.linear(rows, weight.to(rows.dtype))
+        return found if self._bias is None else found + self._bias
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory of the matrix with its scales."""
+        return self.values.nbytes + self.scales.nbytes
+
+
+def embed(table: torch.Tensor | GroupedInt8Linear, token_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the rows `(T, hidden)` of an embedding in floats or 8 bits."""
+    if isinstance(table, torch.Tensor):
+        return F.embedding(token_ids, table)
+    return Int8Weight(table.values[token_ids], table.scales[token_ids]).dequantize().to(dtype)
+
+
+def activation_dtype(precision: Precision, device: torch.device) -> torch.dtype:
+    """Return the number format between the products: as the weights; fp32 or, on CUDA, bf16 for 8-bit weights."""
+    if precision in FLOATS:
+        return FLOATS[precision]
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+
+
+def linear_factory(precision: Precision, device: torch.device) -> LinearFactory:
+    """Return what makes the products of a precision on a device. Raises ConfigError where there is none."""
+    if precision in FLOATS:
+        return FloatLinear
+    if device.type == "cuda":
+        return Int8Linear if precision is Precision.INT8 else Fp8Linear
+    if precision is Precision.INT8:
+        return GroupedInt8Linear
+    raise ConfigError(f"generation.precision: {precision} needs a CUDA device, not {device.type}")
