@@ -7,7 +7,7 @@ key that runs gets every block it needs, so that something always comes to its e
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 
 from workers.generation.engine.batch import CacheLayout
 from workers.generation.engine.kv_cache import BlockPool
@@ -33,6 +33,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by key
         self._running: list[Sequence] = []  # by key
         self._step = 0
+        self._turn = (0, 0, 0)  # whose row was the last when not all decodes had room
         self._num_host_blocks = 0
         self.num_preemptions = 0
         self.prefix_queries = 0
@@ -137,19 +138,26 @@ class Scheduler:
     # The parts of a step
 
     def _schedule_decodes(self, plan: StepPlan) -> None:
-        """Every decoding sequence gets its row; if they are too many, those that have waited longest."""
+        """Every decoding sequence gets its row; if they are too many, they take turns."""
         ready = [sequence for sequence in self._running if sequence.is_decoding]
         room = self.budget.num_tokens
         if self._waiting or len(ready) < len(self._running):
             room -= min(self.pool.block_size, room // 2)  # so that prompts are never starved
         if len(ready) > room:
-            ready = sorted(sorted(ready, key=lambda sequence: sequence.last_step)[:room], key=_key)
+            ready = self._in_turn(ready, room)
         for sequence in ready:
             if sequence.state is State.RUNNING:  # not preempted for one before
                 if self._make_room(sequence, len(sequence.tokens), plan):
                     self._run(sequence, len(sequence.tokens), plan)
                 elif sequence.last_step != self._step:
                     self._preempt(sequence, plan)
+
+    def _in_turn(self, ready: list[Sequence], room: int) -> list[Sequence]:
+        """Return as many as there is room for, from the one on whose turn it is."""
+        start = bisect_right(ready, self._turn, key=_key)
+        chosen = [*ready[start:], *ready[:start]][:room]
+        self._turn = chosen[-1].key
+        return sorted(chosen, key=_key)
 
     def _schedule_prompts(self, plan: StepPlan) -> None:
         for sequence in [sequence for sequence in self._running if not sequence.is_decoding]:
