@@ -16,12 +16,17 @@ from schemas.errors import ConfigError
 from workers.generation.engine.config import ModelConfig
 from workers.generation.engine.kernels.library import Library
 from workers.generation.engine.protocol import Precision
-from workers.generation.engine.quantize import quantize_int8
 from workers.generation.engine.rope import rope_table
 from workers.generation.engine.weight_source import LayerWeights, WeightSource
 
 FORMATS = {Precision.FP32: 0, Precision.BF16: 1, Precision.FP16: 2, Precision.INT8: 3}
-DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+# What is packed; 8 bits are made of fp32 on the way.
+DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.BF16: torch.bfloat16,
+    Precision.FP16: torch.float16,
+    Precision.INT8: torch.float32,
+}
 PANEL = 16  # outputs that lie side by side
 CACHE_LINE = 64
 SLICE_OUTPUTS = 4_096  # packed at once, so that a large vocabulary needs little memory besides
@@ -66,9 +71,7 @@ class NativeModel:
         self.config = config
         self.precision = precision
         self._panel_bytes = library.function("gea_panel_bytes", _Number, [_Number, _Number])
-        self._pack = library.function(
-            "gea_pack", None, [_Pointer, _Number, _Number, _Pointer, _Pointer, _Number, _Number]
-        )
+        self._pack = library.function("gea_pack", None, [_Pointer, _Number, _Number, _Pointer, _Number, _Number])
         self._kept: list[torch.Tensor] = []
         self._arena = _Arena(sum(self._matrix_bytes(*shape) for shape in _shapes(config)))
         self._layers = (LayerStruct * config.num_layers)()
@@ -129,15 +132,8 @@ class NativeModel:
         return address
 
     def _pack_slice(self, address: int, step: int, weight: torch.Tensor) -> None:
-        scales = None
-        if self.precision is Precision.INT8:
-            quantized = quantize_int8(weight)
-            weight, scales = quantized.values, quantized.scales
-        else:
-            weight = weight.to(DTYPES[self.precision])
-        weight = weight.contiguous()  # (outputs, inputs)
-        pointer = scales.data_ptr() if scales is not None else None
-        self._pack(address, step, FORMATS[self.precision], weight.data_ptr(), pointer, *weight.shape)
+        weight = weight.to(DTYPES[self.precision]).contiguous()  # (outputs, inputs)
+        self._pack(address, step, FORMATS[self.precision], weight.data_ptr(), *weight.shape)
 
     def _vector(self, numbers: torch.Tensor | None) -> int | None:
         if numbers is None:
