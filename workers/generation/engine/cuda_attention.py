@@ -66,6 +66,7 @@ def try_paged_attention(
         torch.tensor([length], dtype=torch.int32, device=device),
         max_length=length,
         scale=shape.head_dim**-0.5,
+        split=64,
         key_scales=None if cache.key_scales is None else cache.key_scales[0],
         value_scales=None if cache.value_scales is None else cache.value_scales[0],
     )

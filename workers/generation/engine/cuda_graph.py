@@ -141,7 +141,9 @@ class DecodeGraphs:
 
     def can_run(self, batch: StepBatch) -> bool:
         """Say whether a graph holds this step."""
-        return fitting_size(batch.num_tokens, self._sizes) in self._replays and is_decode(batch)
+        longest = max((len(segment.block_table) for segment in batch.segments), default=0)
+        has_size = fitting_size(batch.num_tokens, self._sizes) in self._replays
+        return has_size and longest <= self._max_blocks and is_decode(batch)
 
     def run(self, batch: StepBatch) -> torch.Tensor:
         """Return logits `(batch.num_logits, vocab_size)` fp32 on the device, valid until the next step."""

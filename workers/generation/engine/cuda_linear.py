@@ -10,8 +10,6 @@ twice as many rows. A decode step is bound by reading the weights, which are rea
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
@@ -22,14 +20,6 @@ FP8_MAX = 448.0  # largest number of e4m3
 INT8_WIDTH = 16  # inputs and outputs are padded to multiples: cuBLASLt refuses others than those of 8, 16 are aligned
 FP8_WIDTH = 16
 INT8_ROWS = 32  # torch._int_mm on CUDA refuses 16 rows and fewer
-
-
-class Linear(Protocol):
-    """One weight matrix, ready for products."""
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return `(N, outputs)` for `rows` `(N, inputs)`, in their number format."""
-        ...
 
 
 class Int8Linear:

@@ -24,6 +24,7 @@ def plain(
     *,
     max_length: int,
     scale: float,
+    split: int,
     key_scales: torch.Tensor | None,
     value_scales: torch.Tensor | None,
 ) -> torch.Tensor:

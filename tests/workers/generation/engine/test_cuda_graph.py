@@ -135,6 +135,13 @@ def test_drafted_tokens_see_the_ones_before_them() -> None:
     assert recorded.run(StepBatch(segments=(draft,)))[:, 0].tolist() == [1, 3, 7]
 
 
+def test_longer_context_than_the_graphs_have_room_for_is_run_as_it_is() -> None:
+    recorded = graphs(Adder())
+    recorded.record()
+    assert recorded.can_run(StepBatch(segments=(decode(1, 0, 1, 2, 3),)))
+    assert not recorded.can_run(StepBatch(segments=(decode(1, 0, 1, 2, 3, 4),)))
+
+
 def test_nothing_runs_before_it_is_recorded() -> None:
     model = Adder()
     assert not graphs(model).can_run(StepBatch(segments=(decode(1, 0, 0),)))

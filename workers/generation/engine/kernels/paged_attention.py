@@ -2,7 +2,7 @@
 
 Knows rows and blocks, no sequences: each row has its own block table and length, so that a drafted token is a row like
 any other. The invariant: a row's result depends on its own query, blocks and length only. Contexts are cut at multiples
-of SPLIT, splits are walked in tiles of fixed size and added in ascending order, whatever else is in the batch.
+of one length, splits are walked in tiles of fixed size and added in ascending order, whatever else is in the batch.
 
 The method is flash-decoding (Dao et al. 2023) with the block tables of Kwon et al. 2023. Importing this module needs
 `triton`, which comes with torch's CUDA builds; set TRITON_INTERPRET=1 before it is imported to run on the CPU.
@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-SPLIT = 256  # positions that one program walks: at 2,048, eight programs a head share what one row reads
 MIN_ROWS = 16  # a tensor core multiplies 16 rows at once; the heads of a group fill them up to there
 
 
@@ -28,6 +27,7 @@ def paged_attention(
     max_length: int,
     scale: float,
     window: int | None = None,
+    split: int,
     key_scales: torch.Tensor | None = None,
     value_scales: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -37,13 +37,14 @@ def paged_attention(
     `value_scales` `(num_blocks, num_kv_heads, block_size)` with 8 bits. Row n attends to the first `lengths[n]`
     positions of the blocks `tables[n]` `(N, max_blocks)`, the last `window` of them where there is a window. Both are
     int32. Lengths are at most `max_length`; it sets the size of the launch, not the result. A length of 0 gives zeros.
+    `split` positions are walked by one program, a multiple of 64: results of different splits differ in rounding.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, block_size = keys.shape[1], keys.shape[3]
     query = query.contiguous()
     assert keys.is_contiguous() and values.is_contiguous()
     assert tables.dtype == lengths.dtype == torch.int32 and tables.stride(-1) == 1
-    num_splits = max(1, triton.cdiv(max_length, SPLIT))
+    num_splits = max(1, triton.cdiv(max_length, split))
     parts = query.new_empty((num_rows, num_heads, num_splits, head_dim), dtype=torch.float32)
     peaks = query.new_empty((2, num_rows, num_heads, num_splits), dtype=torch.float32)  # maxima, then sums
     group, dim = num_heads // num_kv_heads, max(16, triton.next_power_of_2(head_dim))
@@ -59,7 +60,7 @@ def paged_attention(
         DIM=dim,
         BLOCK_SIZE=block_size,
         TILE=64 if dim <= 64 else 32,  # keys and values of one tile: at most 32 KiB in fp32 up to 128 numbers a head
-        SPLIT=SPLIT,
+        SPLIT=split,
         IS_8_BIT=key_scales is not None,
         DTYPE=_dot_dtype(query.dtype, keys.dtype),
         num_warps=4,
@@ -71,7 +72,7 @@ def paged_attention(
         num_heads=num_heads,
         HEAD_DIM=head_dim,
         DIM=dim,
-        SPLIT=SPLIT,
+        SPLIT=split,
         num_warps=2,
         enable_fp_fusion=True,
     )

@@ -18,7 +18,7 @@ from workers.generation.engine.protocol import KVPrecision
 
 LENGTHS = (1, 17, 64, 257, 0)
 LONG_LENGTHS = (1, 2, 15, 16, 255, 256, 257, 511, 512, 513, 1_023, 1_024, 1_025)
-LONE_ROWS = (1, 3)
+LONE_ROWS, SPLIT = (1, 3), 256
 NUM_BLOCKS = 80
 
 
@@ -100,21 +100,48 @@ def inputs(case: Case, *, lengths: tuple[int, ...] = LENGTHS) -> Inputs:
     return Inputs(keys=turned, values=value_numbers, key_scales=key_scales, value_scales=value_scales, **shared)
 
 
-def naive(case: Case, given: Inputs) -> torch.Tensor:
-    """Return `(N, num_heads, head_dim)` fp32: softmax over the positions in sight, one row and head after another."""
-    keys, values = given.keys.float(), given.values.float()
-    if given.key_scales is not None and given.value_scales is not None:
-        keys, values = keys * given.key_scales[:, :, None], values * given.value_scales[..., None]
-    result = torch.zeros(given.query.shape)
-    for row, head in itertools.product(range(len(given.query)), range(case.num_heads)):
-        length, kv_head = int(given.lengths[row]), head // (case.num_heads // case.num_kv_heads)
-        sight = range(max(0, length - (case.window or length)), length)
-        places = [(int(given.tables[row, at // case.block_size]), at % case.block_size) for at in sight]
+def naive_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tables: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    key_scales: torch.Tensor | None = None,
+    value_scales: torch.Tensor | None = None,
+    **_: int,
+) -> torch.Tensor:
+    """Do what `paged_attention` does, one row and head after another: softmax over the positions in sight."""
+    wide_keys = keys.float() if key_scales is None else keys.float() * key_scales[:, :, None]
+    wide_values = values.float() if value_scales is None else values.float() * value_scales[..., None]
+    num_kv_heads, size = keys.shape[1], keys.shape[3]
+    result = torch.zeros(query.shape)
+    for row, head in itertools.product(range(len(query)), range(query.shape[1])):
+        length, kv_head = int(lengths[row]), head // (query.shape[1] // num_kv_heads)
+        sight = range(max(0, length - (window or length)), length)
+        places = [(int(tables[row, at // size]), at % size) for at in sight]
         if places:
-            seen = torch.stack([keys[block, kv_head, :, slot] for block, slot in places])  # (sight, head_dim)
-            weights = (seen @ given.query[row, head].float() / case.head_dim**0.5).softmax(0)
-            result[row, head] = weights @ torch.stack([values[block, kv_head, slot] for block, slot in places])
-    return result
+            seen = torch.stack([wide_keys[block, kv_head, :, slot] for block, slot in places])  # (sight, head_dim)
+            weights = (seen @ query[row, head].float() * scale).softmax(0)
+            result[row, head] = weights @ torch.stack([wide_values[block, kv_head, slot] for block, slot in places])
+    return result.to(query.dtype)
+
+
+def naive(case: Case, given: Inputs) -> torch.Tensor:
+    """Return `(N, num_heads, head_dim)` fp32 of the naive loop for a case."""
+    return naive_attention(
+        given.query.float(),
+        given.keys,
+        given.values,
+        given.tables,
+        given.lengths,
+        scale=case.head_dim**-0.5,
+        window=case.window,
+        key_scales=given.key_scales,
+        value_scales=given.value_scales,
+    )
 
 
 def run(case: Case, given: Inputs, *, max_length: int = max(LENGTHS)) -> torch.Tensor:
@@ -130,6 +157,7 @@ def run(case: Case, given: Inputs, *, max_length: int = max(LENGTHS)) -> torch.T
         max_length=max_length,
         scale=case.head_dim**-0.5,
         window=case.window,
+        split=SPLIT,
         key_scales=given.key_scales,
         value_scales=given.value_scales,
     )
