@@ -81,10 +81,11 @@ def attend(
     *,
     scale: float,
     window: int | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Write keys and values `(T, num_kv_heads, head_dim)`, then attend from `query` `(T, num_heads, head_dim)`.
 
-    Returns `(T, num_heads * head_dim)`.
+    Returns `(T, num_heads * head_dim)`. `softcap` bounds the scores smoothly to plus and minus itself (Gemma 2).
     """
     write(cache, layer, plan.blocks, plan.offsets, key, value)
     num_rows, num_heads, head_dim = query.shape
@@ -95,11 +96,26 @@ def attend(
         count, width = group.rows.shape
         keys, values = read(cache, layer, group.tables, query.dtype)  # (n, kv, L, d) each
         rows = heads[group.rows].permute(0, 2, 3, 1, 4)  # (n, kv, g, q, d)
-        found = F.scaled_dot_product_attention(
-            rows.reshape(count, num_kv_heads, -1, head_dim), keys, values, attn_mask=group.visible, scale=scale
-        )  # (n, kv, g q, d)
+        flat = rows.reshape(count, num_kv_heads, -1, head_dim)  # (n, kv, g q, d)
+        if softcap is None:
+            found = F.scaled_dot_product_attention(flat, keys, values, attn_mask=group.visible, scale=scale)
+        else:
+            found = _mix_capped(flat, keys, values, group.visible, scale, softcap)
         mixed[group.rows] = found.view(count, num_kv_heads, -1, width, head_dim).permute(0, 3, 1, 2, 4)
     return mixed.view(num_rows, num_heads * head_dim)
+
+
+def _mix_capped(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float,
+    softcap: float,
+) -> torch.Tensor:
+    """Return what torch's own attention would, with capped scores, which it does not have."""
+    scores = softcap * torch.tanh((query @ keys.transpose(-1, -2)).float() * (scale / softcap))  # (n, kv, g q, L)
+    return scores.masked_fill(~visible, -torch.inf).softmax(dim=-1).to(values.dtype) @ values
 
 
 def write(

@@ -69,7 +69,7 @@ def _paged(module: Any, attention: AttentionShape, prompts: Sequence[Sequence[in
     steps = []
     for number in range(len(CUTS[0]) - 1):
         segments = tuple(_piece(tokens, number, *place) for tokens, *place in zip(prompts, CUTS, TABLES, strict=True))
-        logits = run_step(module, cache, StepBatch(segments=segments), attention.windows)
+        logits = run_step(module, cache, StepBatch(segments=segments), attention)
         steps.append(torch.split(logits, [segment.num_logits for segment in segments]))
     return [torch.cat(parts) for parts in zip(*steps, strict=True)]
 

@@ -25,8 +25,12 @@ class UnsupportedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
-    """What all layers share, and the sliding window of each: a token sees itself and window - 1 before it."""
+    """What all layers share, and the sliding window of each: a token sees itself and window - 1 before it.
 
+    `group_size` query heads share a key/value head.
+    """
+
+    group_size: int
     num_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]
@@ -37,7 +41,7 @@ class ProbeStep:
 
     def __init__(self, max_context: int) -> None:
         self.max_context = max_context
-        self.shapes: dict[int, tuple[int, int]] = {}
+        self.shapes: dict[int, tuple[int, int, int]] = {}
         self.windows: dict[int, int | None] = {}
 
     def attend(
@@ -51,7 +55,7 @@ class ProbeStep:
             raise UnsupportedError("keys and values of different sizes")
         if layer in self.shapes:
             raise UnsupportedError("layers that attend twice")
-        self.shapes[layer] = (key.shape[1], key.shape[2])
+        self.shapes[layer] = (query.shape[1] // key.shape[1], key.shape[1], key.shape[2])
         self.windows[layer] = _window(call["attention_mask"])
         heads, keys, values = (part.transpose(0, 1)[None] for part in (query, key, value))
         mixed = F.scaled_dot_product_attention(heads, keys, values, is_causal=True, enable_gqa=True)
@@ -70,10 +74,10 @@ def probe_attention(module: Any, num_layers: int, max_context: int) -> Attention
     if missing:
         raise UnsupportedError(f"layers without attention of their own: {sorted(missing)}")
     if len(set(step.shapes.values())) != 1:
-        raise UnsupportedError("layers with different numbers or sizes of key/value heads")
-    num_kv_heads, head_dim = step.shapes[0]
+        raise UnsupportedError("layers with different numbers or sizes of heads")
+    group_size, num_kv_heads, head_dim = step.shapes[0]
     windows = tuple(step.windows[layer] for layer in range(num_layers))
-    return AttentionShape(num_kv_heads=num_kv_heads, head_dim=head_dim, windows=windows)
+    return AttentionShape(group_size=group_size, num_kv_heads=num_kv_heads, head_dim=head_dim, windows=windows)
 
 
 def _register_mask() -> None:

@@ -38,7 +38,7 @@ class TransformersRunner:
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Return logits `(batch.num_logits, vocab_size)` fp32 on the CPU."""
-        return run_step(self._model.module, self._cache, batch, self._model.attention.windows).cpu()
+        return run_step(self._model.module, self._cache, batch, self._model.attention).cpu()
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block in all layers."""
