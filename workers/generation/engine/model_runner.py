@@ -54,7 +54,7 @@ class TorchRunner:
         model, cache = self._model, self._cache
         assert model is not None and cache is not None, "the runner is closed"
         self._activation_bytes = max(self._activation_bytes, estimate_bytes(model, batch))
-        with _memory_errors():
+        with memory_errors():
             plan = AttentionPlan(
                 batch, block_size=cache.shape.block_size, group_size=model.config.group_size, device=self._device
             )
@@ -120,7 +120,7 @@ def _attend(
 
 
 @contextmanager
-def _memory_errors() -> Iterator[None]:
+def memory_errors() -> Iterator[None]:
     """Raise MemoryError where torch's allocator of the CPU gives up: it has no exception of its own."""
     try:
         yield

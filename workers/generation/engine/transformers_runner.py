@@ -12,6 +12,7 @@ from typing import cast
 import torch
 
 from workers.generation.engine.batch import CacheLayout, StepBatch
+from workers.generation.engine.model_runner import memory_errors
 from workers.generation.engine.paged_cache import CacheShape, PagedCache
 from workers.generation.engine.transformers_model import CausalModel
 from workers.generation.engine.transformers_step import run_step
@@ -38,7 +39,8 @@ class TransformersRunner:
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Return logits `(batch.num_logits, vocab_size)` fp32 on the CPU."""
-        return run_step(self._model.module, self._cache, batch, self._model.attention).cpu()
+        with memory_errors():
+            return run_step(self._model.module, self._cache, batch, self._model.attention).cpu()
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block in all layers."""
