@@ -186,14 +186,22 @@ def trial_faults() -> dict[str, str]:
     }
 
 
+def greedy_answers() -> list[tuple[int, ...]]:
+    """Return what a tiny model answers over the kernel, with prompts, decodes and drafts in one step."""
+    from tests.workers.generation.engine.cuda_model import answers, on_cpu, run_and_keep
+    from workers.generation.engine.kernels.paged_attention import paged_attention
+
+    return answers(on_cpu(paged_attention, run_and_keep), is_drafted=True)
+
+
 def main(path: str) -> None:
-    """Write the results of all cases, of two rows of one without their neighbours, and of the trials."""
+    """Write the results of all cases, of two rows of one without their neighbours, of the trials and of a model."""
     torch.set_num_threads(1)
     results = {str(case): run(case, inputs(case)) for case in CASES}
     for row in LONE_ROWS:
         given, length = alone(CASES[1], row)
         results[f"alone-{row}"] = run(CASES[1], given, max_length=length)
-    torch.save((results, trial_faults()), path)
+    torch.save((results, trial_faults(), greedy_answers()), path)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.workers.generation.engine.cuda_model import answers, reference
 from tests.workers.generation.engine.kernels.paged_cases import (
     CASES,
     LENGTHS,
@@ -22,22 +23,23 @@ from tests.workers.generation.engine.kernels.paged_cases import (
 
 pytest.importorskip("triton", reason="triton comes with torch's CUDA builds")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+Results = tuple[dict[str, torch.Tensor], dict[str, str], list[tuple[int, ...]]]
 ROUNDING = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}  # a few units in the last place, around 1
 
 
 @pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """What the kernel gives on the CPU, and what trials of it find wrong."""
+def child(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What the kernel gives on the CPU, what trials of it find wrong, and what a model answers over it."""
     path = tmp_path_factory.mktemp("triton") / "results.pt"
     module = "tests.workers.generation.engine.kernels.paged_cases"
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-m", module, str(path)], check=True, env=environment, cwd=Path.cwd(), timeout=100)
-    results, faults = torch.load(path)
-    return results, faults
+    results: Results = torch.load(path)
+    return results
 
 
 @pytest.fixture(scope="module")
-def interpreted(child: tuple[dict[str, torch.Tensor], dict[str, str]]) -> dict[str, torch.Tensor]:
+def interpreted(child: Results) -> dict[str, torch.Tensor]:
     """What the kernel gives on the CPU."""
     return child[0]
 
@@ -61,8 +63,13 @@ def test_row_without_context_is_zero(interpreted: dict[str, torch.Tensor]) -> No
 
 
 @pytest.mark.slow
-def test_trial_finds_nothing_wrong(child: tuple[dict[str, torch.Tensor], dict[str, str]]) -> None:
+def test_trial_finds_nothing_wrong(child: Results) -> None:
     assert child[1] == {"fp32": "", "bf16": "", "fp16": "", "int8": ""}
+
+
+@pytest.mark.slow
+def test_model_over_the_kernel_answers_as_the_reference(child: Results) -> None:
+    assert child[2] == answers(reference())
 
 
 @pytest.mark.gpu
