@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ops.commands import ask, bench, cancel, demo, dlq, knowledge, stack, tail, topics, worker
+from ops.commands import ask, bench, bench_engine, cancel, demo, dlq, knowledge, stack, tail, topics, worker
 from ops.terminal import command, start
 
 app = typer.Typer(
@@ -63,6 +63,7 @@ app.add_typer(dlq.app, name="dlq")
 
 bench.app.command("chaos")(command(bench.chaos))
 bench.app.command("pipeline")(command(bench.pipeline))
+bench.app.command("engine")(command(bench_engine.engine))
 app.add_typer(bench.app, name="bench")
 
 knowledge.train.command("intent")(command(knowledge.train_intent))
