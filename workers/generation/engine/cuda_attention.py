@@ -20,17 +20,19 @@ PagedAttention = Callable[..., torch.Tensor]
 WITHIN = 1e-2  # of numbers between 0 and 1 in 16 bits, or in 8
 
 
-def find_paged_attention(shape: CacheShape, group_size: int, dtype: torch.dtype) -> PagedAttention | None:
+def find_paged_attention(
+    shape: CacheShape, group_size: int, dtype: torch.dtype, *, split: int
+) -> PagedAttention | None:
     """Return the fused attention for queries of a dtype over a cache of this shape on CUDA; None where it cannot run.
 
-    Why not is logged. What is compiled for the trial serves the model.
+    Why not is logged. What is compiled for the trial serves the model, if it cuts contexts by the same `split`.
     """
     if not torch.cuda.is_available():
         return None
     try:
         from workers.generation.engine.kernels.paged_attention import paged_attention
 
-        fault = try_paged_attention(paged_attention, shape, group_size, dtype, torch.device("cuda"))
+        fault = try_paged_attention(paged_attention, shape, group_size, dtype, split, torch.device("cuda"))
     except Exception as error:  # a compiler's errors are of every kind
         fault = repr(error)
     if fault:
@@ -40,7 +42,12 @@ def find_paged_attention(shape: CacheShape, group_size: int, dtype: torch.dtype)
 
 
 def try_paged_attention(
-    attend: PagedAttention, shape: CacheShape, group_size: int, dtype: torch.dtype, device: torch.device
+    attend: PagedAttention,
+    shape: CacheShape,
+    group_size: int,
+    dtype: torch.dtype,
+    split: int,
+    device: torch.device,
 ) -> str:
     """Return what is wrong with a kernel on a device, empty if nothing: it must average the values of equal keys."""
     blocks = 2
@@ -66,7 +73,7 @@ def try_paged_attention(
         torch.tensor([length], dtype=torch.int32, device=device),
         max_length=length,
         scale=shape.head_dim**-0.5,
-        split=64,
+        split=split,
         key_scales=None if cache.key_scales is None else cache.key_scales[0],
         value_scales=None if cache.value_scales is None else cache.value_scales[0],
     )

@@ -170,7 +170,7 @@ def make_cuda_runner(
         model,
         shape,
         identity=identity,
-        kernel=find_paged_attention(shape, model.config.group_size, model.dtype),
+        kernel=find_paged_attention(shape, model.config.group_size, model.dtype, split=split_size(model.max_context)),
         recorder=cuda_recorder(model.device) if settings.cuda_graphs else None,
         max_rows=min(settings.max_sequences * (1 + settings.max_draft), settings.max_batched_tokens),
     )

@@ -36,26 +36,26 @@ def plain(
 
 @pytest.mark.parametrize("precision", [KVPrecision.FP32, KVPrecision.INT8])
 def test_right_kernel_passes_its_trial(precision: KVPrecision) -> None:
-    assert try_paged_attention(plain, shape(precision), 3, torch.float32, CPU) == ""
+    assert try_paged_attention(plain, shape(precision), 3, torch.float32, 256, CPU) == ""
 
 
 def test_wrong_kernel_is_found_out() -> None:
     def wrong(query: torch.Tensor, *_: torch.Tensor, **__: object) -> torch.Tensor:
         return torch.ones_like(query)
 
-    assert "off by" in try_paged_attention(wrong, shape(KVPrecision.FP32), 3, torch.float32, CPU)
+    assert "off by" in try_paged_attention(wrong, shape(KVPrecision.FP32), 3, torch.float32, 256, CPU)
 
 
 def test_nan_is_found_out() -> None:
     def broken(query: torch.Tensor, *_: torch.Tensor, **__: object) -> torch.Tensor:
         return query * float("nan")
 
-    assert "off by" in try_paged_attention(broken, shape(KVPrecision.FP32), 3, torch.float32, CPU)
+    assert "off by" in try_paged_attention(broken, shape(KVPrecision.FP32), 3, torch.float32, 256, CPU)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_there_is_none() -> None:
-    assert find_paged_attention(shape(KVPrecision.FP32), 3, torch.float32) is None
+    assert find_paged_attention(shape(KVPrecision.FP32), 3, torch.float32, split=256) is None
 
 
 @pytest.mark.gpu
@@ -63,4 +63,4 @@ def test_without_a_device_there_is_none() -> None:
 @pytest.mark.parametrize("precision", [KVPrecision.FP32, KVPrecision.BF16, KVPrecision.FP16, KVPrecision.INT8])
 def test_device_runs_the_fused_attention(precision: KVPrecision) -> None:
     dtype = torch.float32 if precision is KVPrecision.FP32 else torch.bfloat16
-    assert find_paged_attention(shape(precision), 3, dtype) is not None
+    assert find_paged_attention(shape(precision), 3, dtype, split=256) is not None

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+# Compile once, whatever these are in a step: compiling takes a second.
+_VARYING, _UNALIGNED = ["window", "table_stride", "num_splits"], ["tables", "lengths", "peaks", "sums"]
 MIN_ROWS = 16  # a tensor core multiplies 16 rows at once; the heads of a group fill them up to there
 
 
@@ -87,7 +89,7 @@ def _dot_dtype(query: torch.dtype, cache: torch.dtype) -> tl.dtype:
     return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[chosen]
 
 
-@triton.jit(do_not_specialize=["window", "table_stride", "num_splits"])
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_UNALIGNED)
 def _walk_split(
     query: tl.tensor,
     keys: tl.tensor,
@@ -185,7 +187,7 @@ def _load_values(
     return tile
 
 
-@triton.jit(do_not_specialize=["window", "num_splits"])
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_UNALIGNED)
 def _add_splits(
     parts: tl.tensor,
     peaks: tl.tensor,

@@ -181,7 +181,7 @@ def trial_faults() -> dict[str, str]:
         CacheShape(precision=precision, **sizes) for precision in KVPrecision if precision is not KVPrecision.AUTO
     ]
     return {
-        str(shape.precision): try_paged_attention(paged_attention, shape, 3, torch.float32, torch.device("cpu"))
+        str(shape.precision): try_paged_attention(paged_attention, shape, 3, torch.float32, SPLIT, torch.device("cpu"))
         for shape in shapes
     }
 
