@@ -14,7 +14,10 @@ import torch
 
 from workers.generation.engine.batch import ModelRunner
 from workers.generation.engine.config import read_config
+from workers.generation.engine.cuda_runner import CudaRunner, make_cuda_runner
 from workers.generation.engine.kernels import load_library
+from workers.generation.engine.model import LlamaModel
+from workers.generation.engine.model_runner import TorchRunner
 from workers.generation.engine.native_model import NativeModel
 from workers.generation.engine.native_runner import NativeRunner
 from workers.generation.engine.paged_cache import CacheShape
@@ -47,6 +50,8 @@ def open_model(backend: Backend, folder: Path, settings: LocalEngineSettings, de
     match backend:
         case Backend.NATIVE:
             return _open_native(folder, settings)
+        case Backend.TORCH:
+            return _open_torch(folder, settings, device)
         case _:
             return _open_transformers(folder, settings, device)
 
@@ -77,6 +82,31 @@ def _open_native(folder: Path, settings: LocalEngineSettings) -> OpenedModel:
 
     return OpenedModel(
         vocab_size=config.vocab_size,
+        max_context=max_context,
+        weights_bytes=model.weights_bytes,
+        activation_bytes=activation_bytes,
+        cache_shape=_cache_shape(config),
+        make_runner=make_runner,
+    )
+
+
+def _open_torch(folder: Path, settings: LocalEngineSettings, device: torch.device) -> OpenedModel:
+    config = read_config(folder)
+    max_context = min(settings.max_context, config.max_position)
+    source = SafetensorsSource(folder, config)
+    model = LlamaModel(source, precision=settings.precision, device=device, max_context=max_context)
+
+    def make_runner(shape: CacheShape, identity: str) -> ModelRunner:
+        if device.type == "cuda":
+            return make_cuda_runner(model, shape, identity=identity, settings=settings)
+        return TorchRunner(model, shape, identity=identity)
+
+    def activation_bytes(runner: ModelRunner) -> int:
+        assert isinstance(runner, TorchRunner | CudaRunner)
+        return runner.activation_bytes
+
+    return OpenedModel(
+        vocab_size=model.vocab_size,
         max_context=max_context,
         weights_bytes=model.weights_bytes,
         activation_bytes=activation_bytes,
