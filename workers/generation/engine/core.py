@@ -12,13 +12,12 @@ from collections.abc import Sequence as Ordered
 
 import torch
 
-from schemas.errors import InternalError
+from schemas.errors import GeaError, InternalError
 from schemas.tokens import FinishReason
 from streams.clock import now_ms
 from workers.generation.engine.admission import bounded_max_tokens
 from workers.generation.engine.batch import ModelRunner
 from workers.generation.engine.detokenizer import Detokenizer
-from workers.generation.engine.drawing import SamplerState
 from workers.generation.engine.isolation import Part, run_isolated
 from workers.generation.engine.kv_cache import root_digest
 from workers.generation.engine.limits import Limits
@@ -27,6 +26,7 @@ from workers.generation.engine.pace import Pace
 from workers.generation.engine.plan import StepPlan
 from workers.generation.engine.postprocess import Postprocess
 from workers.generation.engine.protocol import EngineRequest, EngineStatistics, Tokenizer
+from workers.generation.engine.sampler_state import SamplerState
 from workers.generation.engine.scheduler import Scheduler
 from workers.generation.engine.sequence import ActiveRequest, Constraint, Emit, Sequence, State
 
@@ -246,7 +246,9 @@ class EngineCore:
             raise RuntimeError(f"{MAX_FAILED_STEPS} steps in a row failed for every request")
 
 
-def _request_error(error: Exception) -> InternalError:
+def _request_error(error: Exception) -> GeaError:
+    if isinstance(error, GeaError):  # it says itself what is to be done about it
+        return error
     failure = InternalError(f"the engine could not run this request: {error}")
     failure.__cause__ = error
     return failure

@@ -12,9 +12,9 @@ from typing import Protocol
 
 import torch
 
-from workers.generation.engine.drawing import Drawn, Row, sample
 from workers.generation.engine.output import OutputWriter
 from workers.generation.engine.plan import Scheduled
+from workers.generation.engine.sampler import Drawn, Row, sample
 from workers.generation.engine.scheduler import Scheduler
 from workers.generation.engine.sequence import ActiveRequest, Sequence, State
 

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from schemas.tokens import TokenLogprob
-from workers.generation.engine.draw import draw as draw
-from workers.generation.engine.draw import draw_key as draw_key
 from workers.generation.engine.draw import draw_row, token_logprob
-from workers.generation.engine.draw import gumbel as gumbel
-from workers.generation.engine.draw import kept_tokens as kept_tokens
-from workers.generation.engine.draw import penalized as penalized
-from workers.generation.engine.protocol import SamplingParams
 from workers.generation.engine.sampler_state import SamplerState
 
 
@@ -58,28 +52,3 @@ def _drawn(logits: torch.Tensor, row: Row) -> Drawn | Exception:
         return error
     wanted = row.state.params.logprobs
     return Drawn(token_id, None if wanted is None else token_logprob(logits, token_id, wanted))
-
-
-class Sampler(SamplerState):
-    """A state that draws for itself, a row at a time."""
-
-    __slots__ = ()
-
-    @property
-    def _params(self) -> SamplingParams:
-        return self.params
-
-    @property
-    def _index(self) -> int:
-        return self.index
-
-    def _penalized(self, logits: torch.Tensor) -> torch.Tensor:
-        return penalized(logits, self)
-
-    def sample(self, logits: torch.Tensor, position: int) -> tuple[int, TokenLogprob | None]:
-        """Return the token for `position` and count it. Raises ValueError for logits that are not finite."""
-        drawn = _drawn(logits, Row(self, position))
-        if isinstance(drawn, Exception):
-            raise drawn
-        self.note(drawn.token_id)
-        return drawn.token_id, drawn.logprob

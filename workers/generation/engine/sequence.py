@@ -19,7 +19,7 @@ from workers.generation.engine.speculation import PromptLookup
 if TYPE_CHECKING:
     import torch
 
-    from workers.generation.engine.drawing import SamplerState
+    from workers.generation.engine.sampler_state import SamplerState
 
 Emit = Callable[[EngineEvent | Exception], None]
 NGRAM = 4  # of `repetition_ratio`

@@ -10,11 +10,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers.generation.engine.draw import draw, draw_key, gumbel, kept_tokens, penalized, token_logprob
 from workers.generation.engine.protocol import SamplingParams
-from workers.generation.engine.sampler import Sampler, draw, draw_key, gumbel, kept_tokens, token_logprob
+from workers.generation.engine.sampler import Drawn, Row, sample
+from workers.generation.engine.sampler_state import SamplerState
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0, 0.5])
 PLAIN = SamplingParams(temperature=1.0)
+
+
+def one(state: SamplerState, position: int = 0, logits: torch.Tensor = LOGITS, *, note: bool = False) -> Drawn:
+    """Draw one token, and count it if asked to."""
+    (drawn,) = sample(logits[None], [Row(state, position)])
+    assert isinstance(drawn, Drawn)
+    if note:
+        state.note(drawn.token_id)
+    return drawn
 
 
 def kept(params: SamplingParams, logits: torch.Tensor = LOGITS) -> set[int]:
@@ -84,11 +95,11 @@ def test_repetition_penalty_equals_that_of_transformers_over_prompt_and_output()
     from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
     logits = torch.randn(30, generator=torch.Generator().manual_seed(1)) * 3
-    sampler = Sampler(SamplingParams(temperature=0, repetition_penalty=1.7), [1, 2, 2, 5], index=0, vocab_size=30)
+    sampler = SamplerState(SamplingParams(temperature=0, repetition_penalty=1.7), [1, 2, 2, 5], index=0, vocab_size=30)
     seen, processor = [1, 2, 2, 5], RepetitionPenaltyLogitsProcessor(1.7)
     for position in range(10):
         expected = int(processor(torch.tensor([seen]), logits[None].clone())[0].argmax())
-        token_id, _ = sampler.sample(logits, position)
+        token_id = one(sampler, position, logits, note=True).token_id
         assert token_id == expected
         seen.append(token_id)
 
@@ -98,49 +109,50 @@ def test_repetition_penalty_over_prompt_and_given_output_is_exactly_that_of_tran
 
     logits = torch.randn(50, generator=torch.Generator().manual_seed(2)) * 3
     for penalty, prompt, output in product((0.5, 1.05, 1.2, 2.0), ([1, 2, 2, 5],), ([], [7], [7, 9, 7, 1, 49, 0])):
-        sampler = Sampler(SamplingParams(repetition_penalty=penalty), prompt, index=0, vocab_size=50)
+        sampler = SamplerState(SamplingParams(repetition_penalty=penalty), prompt, index=0, vocab_size=50)
         for token_id in output:
             sampler.note(token_id)
         expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([prompt + output]), logits[None].clone())[0]
-        assert torch.equal(sampler._penalized(logits), expected)
+        assert torch.equal(penalized(logits, sampler), expected)
 
 
 def test_presence_and_frequency_penalties_follow_their_formula_over_given_output() -> None:
     params = SamplingParams(presence_penalty=0.7, frequency_penalty=0.3)
-    sampler, output = Sampler(params, [1, 1, 3], index=0, vocab_size=5), [2, 2, 0, 2]
+    sampler, output = SamplerState(params, [1, 1, 3], index=0, vocab_size=5), [2, 2, 0, 2]
     for token_id in output:
         sampler.note(token_id)
     counts = torch.tensor([1.0, 0.0, 3.0, 0.0, 0.0])
-    assert torch.equal(sampler._penalized(LOGITS), LOGITS - 0.3 * counts - 0.7 * (counts > 0))
+    assert torch.equal(penalized(LOGITS, sampler), LOGITS - 0.3 * counts - 0.7 * (counts > 0))
 
 
 @pytest.mark.parametrize("cut", range(9))
 def test_sampler_that_is_told_the_output_draws_on_as_the_one_that_drew_it(cut: int) -> None:
     params = SamplingParams(seed=3, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.2, top_p=0.9)
-    whole = Sampler(params, [4], index=2, vocab_size=5)
-    drawn = [whole.sample(LOGITS, position)[0] for position in range(12)]
-    rest = Sampler(params, [4], index=2, vocab_size=5)
+    whole = SamplerState(params, [4], index=2, vocab_size=5)
+    drawn = [one(whole, position, note=True).token_id for position in range(12)]
+    rest = SamplerState(params, [4], index=2, vocab_size=5)
     for token_id in drawn[:cut]:
         rest.note(token_id)
-    assert [rest.sample(LOGITS, position)[0] for position in range(cut, 12)] == drawn[cut:]
+    assert [one(rest, position, note=True).token_id for position in range(cut, 12)] == drawn[cut:]
 
 
 def test_presence_and_frequency_penalties_count_the_output_only() -> None:
     params = SamplingParams(temperature=0, presence_penalty=0.4, frequency_penalty=0.4)
-    sampler = Sampler(params, [1, 1, 1], index=0, vocab_size=5)
+    sampler = SamplerState(params, [1, 1, 1], index=0, vocab_size=5)
     # 1 leads by 1.0: the first time no penalty, after one use 0.8, after two 1.2
-    assert [sampler.sample(LOGITS, position)[0] for position in range(3)] == [1, 1, 2]
+    assert [one(sampler, position, note=True).token_id for position in range(3)] == [1, 1, 2]
 
 
 def test_logit_bias_forces_and_bans_tokens_and_ignores_unknown_ids() -> None:
     for bias, expected in (({3: 100.0}, 3), ({1: -100.0}, 2), ({99: 100.0}, 1)):
-        sampler = Sampler(SamplingParams(temperature=0, logit_bias=bias), [0], index=0, vocab_size=5)
-        assert sampler.sample(LOGITS, 0)[0] == expected
+        sampler = SamplerState(SamplingParams(temperature=0, logit_bias=bias), [0], index=0, vocab_size=5)
+        assert one(sampler).token_id == expected
 
 
 def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
     params = SamplingParams(temperature=0.2, logit_bias={3: 100.0}, logprobs=2)
-    token_id, logprob = Sampler(params, [0], index=0, vocab_size=5).sample(LOGITS, 0)
+    drawn = one(SamplerState(params, [0], index=0, vocab_size=5))
+    token_id, logprob = drawn.token_id, drawn.logprob
     expected = torch.log_softmax(LOGITS, 0)
     assert token_id == 3
     assert logprob is not None
@@ -150,9 +162,34 @@ def test_logprobs_are_those_of_the_unmodified_distribution() -> None:
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:
-    sampler = Sampler(PLAIN, [0], index=0, vocab_size=5)
-    with pytest.raises(ValueError, match="not finite"):
-        sampler.sample(LOGITS * float("nan"), 0)
+    rows = [Row(SamplerState(PLAIN, [0], index=0, vocab_size=5), 0) for _ in range(4)]
+    logits = LOGITS.repeat(4, 1)
+    logits[0, 3], logits[1, 0], logits[2, 4] = math.nan, math.inf, -math.inf
+    *refused, drawn = sample(logits, rows)
+    assert all(isinstance(error, ValueError) and "not finite" in str(error) for error in refused)
+    assert isinstance(drawn, Drawn)
+
+
+def test_mask_allows_what_its_bits_say() -> None:
+    logits = torch.arange(70.0)
+    for allowed in ({0}, {31}, {32, 5}, {69, 1}):
+        bits = [sum(1 << (i % 32) for i in allowed if i // 32 == word) for word in range(3)]
+        mask = torch.tensor(bits, dtype=torch.int64).to(torch.int32)
+        for temperature in (0.0, 1.0):
+            params = SamplingParams(temperature=temperature, seed=5)
+            row = Row(SamplerState(params, [0], index=0, vocab_size=70), 0, mask)
+            (drawn,) = sample(logits[None], [row])
+            assert isinstance(drawn, Drawn)
+            assert drawn.token_id in allowed
+            assert temperature or drawn.token_id == max(allowed)
+
+
+def test_mask_that_allows_nothing_is_the_error_of_its_row_alone() -> None:
+    state = SamplerState(PLAIN, [0], index=0, vocab_size=5)
+    nothing, beyond = torch.zeros(1, dtype=torch.int32), torch.tensor([-32], dtype=torch.int32)
+    *refused, drawn = sample(LOGITS.repeat(3, 1), [Row(state, 0, nothing), Row(state, 0, beyond), Row(state, 0)])
+    assert all(isinstance(error, ValueError) and "allows no token" in str(error) for error in refused)
+    assert isinstance(drawn, Drawn)
 
 
 @settings(max_examples=60)
@@ -167,8 +204,8 @@ def test_no_setting_in_its_range_fails(
     logits: list[float], temperature: float, top_p: float, top_k: int, min_p: float
 ) -> None:
     params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=3)
-    token_id, _ = Sampler(params, [0], index=0, vocab_size=len(logits)).sample(torch.tensor(logits), 0)
-    assert 0 <= token_id < len(logits)
+    state = SamplerState(params, [0], index=0, vocab_size=len(logits))
+    assert 0 <= one(state, logits=torch.tensor(logits)).token_id < len(logits)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +220,7 @@ def test_no_setting_in_its_range_fails(
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_extreme_settings_leave_numbers_that_can_be_compared(params: SamplingParams, temperature: float) -> None:
-    sampler = Sampler(replace(params, temperature=temperature, top_p=0.9), (0, 1), index=0, vocab_size=5)
+    sampler = SamplerState(replace(params, temperature=temperature, top_p=0.9), (0, 1), index=0, vocab_size=5)
     for position in range(4):
-        sampler.sample(LOGITS, position)
-        assert bool(torch.isfinite(sampler._penalized(LOGITS)).all())
+        one(sampler, position, note=True)
+        assert bool(torch.isfinite(penalized(LOGITS, sampler)).all())
