@@ -17,6 +17,7 @@ from schemas.errors import ConfigError, InvalidRequestError
 from workers.generation.engine.backend import choose_backend
 from workers.generation.engine.batch import CacheLayout, ModelRunner, Segment, StepBatch
 from workers.generation.engine.config import read_config, read_raw_config, why_not_native
+from workers.generation.engine.constraints import ConstraintCompiler
 from workers.generation.engine.core import EngineCore
 from workers.generation.engine.cuda_device import AttentionFlags, check_precision, set_flags
 from workers.generation.engine.kernels import load_library
@@ -73,7 +74,7 @@ def load(folder: Path, settings: LocalEngineSettings) -> Loaded:
     if tokenizer.vocabulary_size > model.vocab_size:
         raise ConfigError(f"generation.model: {folder}: the tokenizer has more tokens than the model")
     identity = EngineIdentity(
-        engine=f"{backend}-{device.type}",
+        engine=f"{backend}-{device.type}" + (f"-tp{settings.tensor_parallel}" if settings.tensor_parallel > 1 else ""),
         model=settings.model_name or folder.name,
         weights_hash=weights_hash(folder),
         tokenizer_hash=tokenizer.content_hash,
@@ -99,6 +100,7 @@ def load(folder: Path, settings: LocalEngineSettings) -> Loaded:
         vocab_size=model.vocab_size,
         layout=layout,
         memory=memory,
+        compile_constraint=ConstraintCompiler(tokenizer, vocab_size=model.vocab_size).compile,
         close=runner.close,
     )
 
@@ -120,6 +122,7 @@ def _backend(folder: Path, settings: LocalEngineSettings, device: torch.device) 
     return choose_backend(
         settings.backend,
         device_type=device.type,
+        num_ranks=settings.tensor_parallel,
         lacking=lacking,
         kernels_lacking=_why_no_kernels(folder) if wants_kernels else None,
     )
