@@ -52,7 +52,11 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, folder: Path) -> ChatTemplate:
-        """Read `chat_template.jinja` or `tokenizer_config.json`. Raises ConfigError if neither has a template."""
+        """Read `chat_template.jinja`, `tokenizer_config.json` or a GGUF file. Raises ConfigError without a template."""
+        from workers.generation.engine.model_folder import chat_template  # brings torch
+
+        if (found := chat_template(folder)) is not None:
+            return cls(*found)
         config_path, template_path = folder / "tokenizer_config.json", folder / "chat_template.jinja"
         config: dict[str, Any] = json.loads(config_path.read_bytes()) if config_path.exists() else {}
         source = template_path.read_text("utf-8") if template_path.exists() else config.get("chat_template")
@@ -135,9 +139,9 @@ class Prompter:
         shown: list[str] = []
         for text, is_control in self._template.render(messages):
             if is_control:
-                token_ids.extend(self.tokenizer.encode_control(text))
+                token_ids.extend(self.tokenizer.encode_control(text, is_start=not shown))
             else:
-                known[text] = known[text] if text in known else self.tokenizer.encode(text)
+                known[text] = known[text] if text in known else self.tokenizer.encode(text, is_start=False)
                 token_ids.extend(known[text])
             shown.append(text)
         return tuple(token_ids), "".join(shown)

@@ -44,11 +44,11 @@ class ByteTokenizer:
         """Return the ids that end an answer."""
         return frozenset({END_OF_SEQUENCE})
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
         """Return the bytes of the text."""
         return tuple(text.encode("utf-8", "replace"))
 
-    def encode_control(self, text: str) -> tuple[int, ...]:
+    def encode_control(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
         """Return the bytes of the text, with one id for each name of a control token."""
         for place, name in enumerate(CONTROL_NAMES):
             before, found, after = text.partition(name)

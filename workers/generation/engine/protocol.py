@@ -180,11 +180,14 @@ class Tokenizer(Protocol):
         """Return the ids that end an answer."""
         ...
 
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Return the ids of text by anybody: the names of control tokens in it are ordinary text."""
+    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
+        """Return the ids of text by anybody: the names of control tokens in it are ordinary text.
+
+        `is_start`: nothing stands before the text. Some tokenizers have a space there that is not in the text.
+        """
         ...
 
-    def encode_control(self, text: str) -> tuple[int, ...]:
+    def encode_control(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
         """Return the ids of text of ours: the names of control tokens in it become control tokens."""
         ...
 

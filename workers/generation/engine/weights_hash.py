@@ -50,14 +50,19 @@ def weights_hash(folder: Path) -> str:
     """Return a SHA-256 over `config.json` and each weights file's name, size, first bytes and evenly spaced samples."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in weight_files(folder):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}:".encode())
-        with path.open("rb") as file:
-            digest.update(file.read(65_536))  # the header: names, shapes, dtypes
-            for place in range(NUM_SAMPLES):
-                file.seek(size * place // NUM_SAMPLES)
-                digest.update(file.read(SAMPLE_BYTES))
+        sample_file(path, digest)
     return digest.hexdigest()
+
+
+def sample_file(path: Path, digest: hashlib._Hash) -> None:
+    """Add a file's name, size, first bytes and evenly spaced samples to a digest."""
+    size = path.stat().st_size
+    digest.update(f"{path.name}:{size}:".encode())
+    with path.open("rb") as file:
+        digest.update(file.read(65_536))  # the header: names, shapes, dtypes
+        for place in range(NUM_SAMPLES):
+            file.seek(size * place // NUM_SAMPLES)
+            digest.update(file.read(SAMPLE_BYTES))
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
