@@ -64,6 +64,8 @@ app.add_typer(dlq.app, name="dlq")
 bench.app.command("chaos")(command(bench.chaos))
 bench.app.command("pipeline")(command(bench.pipeline))
 bench.app.command("engine")(command(bench_engine.engine))
+bench.app.command("memory")(command(bench_engine.memory))
+bench.app.command("quality")(command(bench_engine.quality))
 app.add_typer(bench.app, name="bench")
 
 knowledge.train.command("intent")(command(knowledge.train_intent))

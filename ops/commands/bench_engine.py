@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ops.bench.engine.options import EngineName, EngineOptions
+    from workers.generation.engine.settings import Backend
 
 Concurrency = Annotated[str | None, typer.Option("--concurrency", help="Requests at once; 1,8,32, quick 1,8.")]
 Precisions = Annotated[
@@ -37,6 +38,9 @@ Limit = Annotated[
 Threads = Annotated[int | None, typer.Option("--threads", min=1, max=256, help="Of each engine; one a core.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Less of everything, in about two minutes.")]
 Model = Annotated[Path | None, typer.Option("--model", exists=True, file_okay=False, help="A model folder.")]
+Out = Annotated[Path | None, typer.Option("--out", file_okay=False, help="Folder for the plots (SVG, PNG).")]
+Budget = Annotated[int, typer.Option("--budget", min=16, max=1 << 20, help="MiB of the cache.")]
+Tokens = Annotated[int, typer.Option("--tokens", min=64, max=100_000, help="Of the text, at most all of it.")]
 PeersPython = Annotated[
     Path | None,
     typer.Option("--peers-python", help="The Python that has llama-cpp-python; by default .venv-bench/bin/python."),
@@ -140,3 +144,50 @@ def _show(tables: list[Table], *, as_json: bool) -> None:
     console = Console(stderr=as_json, highlight=False)
     for table in tables:
         console.print(table)
+
+
+def memory(budget: Budget = 256, out: Out = None, model: Model = None, as_json: Json = False) -> None:
+    """Measure what memory goes into: keys and values against a contiguous cache, a fixed budget, waste, weights."""
+    from ops.bench.memory import MemoryOptions, run_memory
+    from ops.bench.memory_report import check_plots, save_plots, tables
+    from ops.embedded import language_model_folder
+    from streams.telemetry import configure_logging
+
+    configure_logging("error")
+    if out is not None:
+        check_plots()
+    folder = model or language_model_folder()
+    options = MemoryOptions(folder=folder, backend=_backend(), budget_bytes=budget << 20)
+    with Console(stderr=True, highlight=False).status("starting") as status:
+        found = run_memory(options, status.update)
+    if out is not None:
+        found["plots"] = [str(file) for file in save_plots(found, out)]
+    _show(tables(found), as_json=as_json)
+    if as_json:
+        emit_json(found)
+
+
+def quality(tokens: Tokens = 4_096, threads: Threads = None, model: Model = None, as_json: Json = False) -> None:
+    """Measure what number formats cost: perplexity on a fixed text, and whether int8 depends on its batch."""
+    from ops.bench.engine.options import num_cores
+    from ops.bench.quality import QualityOptions, run_quality
+    from ops.bench.quality_report import tables
+    from ops.embedded import language_model_folder
+    from streams.telemetry import configure_logging
+
+    configure_logging("error")
+    folder = model or language_model_folder()
+    options = QualityOptions(folder=folder, backend=_backend(), max_tokens=tokens, threads=threads or num_cores())
+    with Console(stderr=True, highlight=False).status("starting") as status:
+        found = run(run_quality(options, status.update))
+    _show(tables(found), as_json=as_json)
+    if as_json:
+        emit_json(found)
+
+
+def _backend() -> Backend:
+    """Return what runs a model of the Llama family here."""
+    from workers.generation.engine.kernels import load_library
+    from workers.generation.engine.settings import Backend
+
+    return Backend.NATIVE if load_library() is not None else Backend.TORCH

@@ -9,6 +9,7 @@ ends it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # see proc_pid_clear_refs(5)
 UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
 MIN_TOKENS = 5
 Arrivals = list[list[tuple[float, list[int]]]]
@@ -68,6 +71,7 @@ def serve(load: Callable[[dict[str, Any]], Entrant]) -> None:
                 imports_bytes = peak_bytes()
                 entrant = load(command)
                 answer = {"imports_bytes": imports_bytes, "load_peak_bytes": peak_bytes(), **entrant.facts()}
+                forget_peak()
             else:
                 assert entrant is not None, "load comes first"
                 answer = _run(entrant, command["prompts"], command["max_tokens"], Turn(command["limit_s"]))
@@ -98,3 +102,9 @@ def peak_bytes() -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
+
+
+def forget_peak() -> None:
+    """Let the high-water mark begin anew from what is resident now, where the system can (Linux)."""
+    with contextlib.suppress(OSError):
+        CLEAR_REFS.write_text(RESET_PEAK)

@@ -178,20 +178,29 @@ def _result(cell: Cell, entry: _Entry) -> dict[str, Any]:
 
 
 def _memory(entry: _Entry) -> dict[str, Any]:
-    """Return the high-water mark of the process and its parts; what is in none of them is `other`."""
-    peak, imports = entry.last["peak_bytes"], entry.loaded["imports_bytes"]
+    """Return the high-water mark of the process and its parts; what is in none of them is `other`.
+
+    `peak_memory_mb` counts from the start, loading included; `serving_peak_mb` from when it was loaded.
+    """
+    loading, serving = entry.loaded["load_peak_bytes"], entry.last["peak_bytes"]
+    peak, imports = max(loading, serving), entry.loaded["imports_bytes"]
     weights, cache = entry.last["weight_bytes"], entry.last["kv_bytes"]
     return {
-        "peak_memory_mb": round(peak / MB, 1),
-        "peak_model_mb": round((peak - imports) / MB, 1),
+        "peak_memory_mb": _mb(peak),
+        "serving_peak_mb": _mb(serving),
+        "peak_model_mb": _mb(peak - imports),
+        "serving_model_mb": _mb(serving - imports),
         "memory_parts_mb": {
-            "imports": round(imports / MB, 1),
-            "weights": round(weights / MB, 1),
-            "kv": round(cache / MB, 1),
-            "other": round((peak - imports - weights - cache) / MB, 1),
+            "imports": _mb(imports),
+            "weights": _mb(weights),
+            "kv": _mb(cache),
+            "other": _mb(serving - imports - weights - cache),
         },
-        "load_peak_mb": round(entry.loaded["load_peak_bytes"] / MB, 1),
     }
+
+
+def _mb(num_bytes: int) -> float:
+    return round(num_bytes / MB, 1)
 
 
 def _rest(entry: _Entry) -> dict[str, Any]:

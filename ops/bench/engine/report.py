@@ -58,11 +58,14 @@ def _results(title: str, results: Sequence[dict[str, Any]]) -> Table:
 
 
 def _memory(results: Sequence[dict[str, Any]]) -> Table:
-    table = Table("what", "engine", "peak", "imports", "weights", "KV", "other", title="memory, MB")
+    table = Table(
+        "what", "engine", "peak", "loaded: peak", "imports", "weights", "KV", "other", title="memory of the process, MB"
+    )
     for each in results:
         if "skipped" not in each:
             parts = each["memory_parts_mb"]
-            values = (each["peak_memory_mb"], *(parts[key] for key in ("imports", "weights", "kv", "other")))
+            peaks = (each["peak_memory_mb"], each["serving_peak_mb"])
+            values = (*peaks, *(parts[key] for key in ("imports", "weights", "kv", "other")))
             drafts = _drafts(each)
             table.add_row(_cell(each), f"{each['engine']} {each['precision']}{drafts}", *(f"{v:.0f}" for v in values))
     return table
@@ -74,11 +77,14 @@ def _drafts(result: dict[str, Any]) -> str:
 
 
 def _ratios(ratios: Sequence[dict[str, Any]]) -> Table:
-    table = Table("what", "ours", "against", *RATIOS.values(), "less memory", title="ours against theirs, × better")
+    table = Table(
+        "what", "ours", "against", *RATIOS.values(), "less memory", "loaded", title="ours against theirs, × better"
+    )
     for each in ratios:
         values = (f"{each[key]:.2f}" for key in RATIOS)
         against = f"{each['against']} {each['against_precision']}"
-        table.add_row(_cell(each), each["precision"], against, *values, f"{each['less_memory']:.0f} %")
+        less = (f"{each[key]:.0f} %" for key in ("less_memory", "less_serving_memory"))
+        table.add_row(_cell(each), each["precision"], against, *values, *less)
     return table
 
 

@@ -107,7 +107,8 @@ def conditions(options: EngineOptions, model: Path, results: Sequence[dict[str, 
         "sampling": "greedy, equally many tokens for everybody, all requests handed over at once",
         "runs": f"up to {options.repeats} in turns; none begins after {options.limit_s:g} s; one of more than that is "
         "broken off and reckoned to its end at its own pace (is_reckoned)",
-        "memory": "high-water mark of the process; peak_model_mb is without what importing took",
+        "memory": "high-water marks of the process; serving_… from when it was loaded; …_model_mb without what "
+        "importing took",
         "itl": "gap between two deliveries to the reader, of one token or several",
         "reckoned": sorted(_name(each) for each in ran if each["is_reckoned"]),
         "left_out": _left_out(options, results),

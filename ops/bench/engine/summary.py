@@ -20,7 +20,8 @@ REFERENCE_INT8_SPEEDUP, REFERENCE_INT8_SAVES = 1.76, 43.0  # times; percent
 def ratios(results: Sequence[Result]) -> list[Result]:
     """Return, for each result of ours and each peer's of the same cell, how many times better ours is.
 
-    Rates are ours by theirs, times theirs by ours; `less_memory` is the share that ours saves, in percent.
+    Rates are ours by theirs, times theirs by ours; `less_…` is the share that ours saves, in percent; memory is
+    without what importing takes.
     """
     measured = [each for each in results if "skipped" not in each]
     ours = [each for each in measured if each["engine"] == EngineName.GEA]
@@ -46,6 +47,7 @@ def _compared(own: Result, other: Result) -> dict[str, float]:
         "mean_latency": _by(other["latency_ms"]["mean"], own["latency_ms"]["mean"]),
         "less_latency": _less(own["latency_ms"]["mean"], other["latency_ms"]["mean"]),
         "less_memory": _less(own["peak_model_mb"], other["peak_model_mb"]),
+        "less_serving_memory": _less(own["serving_model_mb"], other["serving_model_mb"]),
         "less_process_memory": _less(own["peak_memory_mb"], other["peak_memory_mb"]),
     }
 
@@ -80,7 +82,7 @@ def _eight_bits(ours: Sequence[Result]) -> Iterable[Result]:
         if precision != "int8" or wide is None or each["workload"] != "plain":
             continue
         speed = _by(each["tokens_per_s"], wide["tokens_per_s"])
-        saved = _less(each["peak_model_mb"], wide["peak_model_mb"])
+        saved = _less(each["serving_model_mb"], wide["serving_model_mb"])
         at = f"{each['profile']}, {each['concurrency']} at once"
         yield {
             "claim": f"int8 is faster than fp32, {at}",
@@ -114,7 +116,8 @@ def targets(results: Sequence[Result], prefill: Sequence[Result]) -> list[Result
     for ratio in found:
         if ratio["against"] == EngineName.GENERATE:
             rows.append(_target("mean latency below generate's", ratio, "less_latency", 40.0, "%"))
-            rows.append(_target("peak memory below generate's", ratio, "less_memory", 35.0, "%"))
+            rows.append(_target("peak memory below generate's, with loading", ratio, "less_memory", 35.0, "%"))
+            rows.append(_target("peak memory below generate's, loaded", ratio, "less_serving_memory", 35.0, "%"))
     return [*rows, *_never_slower([*found, *ratios(prefill)])]
 
 
