@@ -16,18 +16,23 @@ def choose_backend(
     wanted: Backend,
     *,
     device_type: str,
+    num_ranks: int,
     lacking: str | None,
     kernels_lacking: str | None,
 ) -> Backend:
     """Return the backend for a model: the wanted one, or the fastest.
 
-    `lacking` is what the engine's own models do not have for this one, `kernels_lacking` what the C++ kernels do not;
-    None where nothing. Raises ConfigError where the wanted one cannot run here.
+    `num_ranks` processes share the model, which only torch can. `lacking` is what the engine's own models do not have
+    for this one, `kernels_lacking` what the C++ kernels do not; None where nothing. Raises ConfigError where the wanted
+    one cannot run here.
     """
+    if num_ranks > 1 and (wanted in (Backend.NATIVE, Backend.TRANSFORMERS) or lacking is not None):
+        raise ConfigError(f"generation.local.tensor_parallel: only torch splits a model: {lacking or wanted}")
     if wanted is Backend.AUTO:
         if lacking is not None:
             return Backend.TRANSFORMERS
-        return Backend.NATIVE if device_type == "cpu" and kernels_lacking is None else Backend.TORCH
+        is_native = device_type == "cpu" and kernels_lacking is None and num_ranks == 1
+        return Backend.NATIVE if is_native else Backend.TORCH
     if wanted is not Backend.TRANSFORMERS and lacking is not None:
         raise ConfigError(f"{KEY}: {wanted} cannot run this model: {lacking}")
     if wanted is Backend.NATIVE and device_type != "cpu":

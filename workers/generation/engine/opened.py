@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from workers.generation.engine.batch import ModelRunner
-from workers.generation.engine.config import read_config
+from workers.generation.engine.config import ModelConfig, read_config
 from workers.generation.engine.cuda_runner import CudaRunner, make_cuda_runner
 from workers.generation.engine.kernels import load_library
 from workers.generation.engine.model import LlamaModel
@@ -23,10 +23,11 @@ from workers.generation.engine.native_runner import NativeRunner
 from workers.generation.engine.paged_cache import CacheShape
 from workers.generation.engine.protocol import KVPrecision
 from workers.generation.engine.settings import Backend, LocalEngineSettings
+from workers.generation.engine.tensor_parallel import TensorParallelRunner
+from workers.generation.engine.tensor_parallel_rank import RankPlan
+from workers.generation.engine.weight_source import WeightSource
 from workers.generation.engine.weights import SafetensorsSource
-
-if TYPE_CHECKING:
-    from workers.generation.engine.config import ModelConfig
+from workers.generation.engine.weights_hash import weight_files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +49,19 @@ class OpenedModel:
 def open_model(backend: Backend, folder: Path, settings: LocalEngineSettings, device: torch.device) -> OpenedModel:
     """Read a model folder with a backend. Raises ConfigError for what it cannot run."""
     match backend:
+        case Backend.TRANSFORMERS:
+            return _open_transformers(folder, settings, device)
         case Backend.NATIVE:
             return _open_native(folder, settings)
-        case Backend.TORCH:
-            return _open_torch(folder, settings, device)
+        case _ if settings.tensor_parallel > 1:
+            return _open_ranks(folder, settings, device)
         case _:
-            return _open_transformers(folder, settings, device)
+            return _open_torch(folder, settings, device)
+
+
+def open_source(folder: Path) -> WeightSource:
+    """Return the tensors of a model folder of the Llama family. Importable by name: ranks open it themselves."""
+    return SafetensorsSource(folder, read_config(folder))
 
 
 def estimate_activation_bytes(
@@ -67,33 +75,20 @@ def estimate_activation_bytes(
 def _open_native(folder: Path, settings: LocalEngineSettings) -> OpenedModel:
     library = load_library()
     assert library is not None, "`choose_backend` has asked for it"
-    config = read_config(folder)
-    max_context = min(settings.max_context, config.max_position)
-    source = SafetensorsSource(folder, config)
+    source = open_source(folder)
+    max_context = min(settings.max_context, source.config.max_position)
     model = NativeModel(library, source, precision=settings.precision, max_context=max_context)
 
     def make_runner(shape: CacheShape, identity: str) -> ModelRunner:
         num_threads = settings.num_threads or torch.get_num_threads()
         return NativeRunner(model, shape, identity=identity, num_threads=num_threads)
 
-    def activation_bytes(runner: ModelRunner) -> int:
-        assert isinstance(runner, NativeRunner)
-        return runner.activation_bytes
-
-    return OpenedModel(
-        vocab_size=config.vocab_size,
-        max_context=max_context,
-        weights_bytes=model.weights_bytes,
-        activation_bytes=activation_bytes,
-        cache_shape=_cache_shape(config),
-        make_runner=make_runner,
-    )
+    return _opened(source.config, max_context, model.weights_bytes, _measured_activations, make_runner)
 
 
 def _open_torch(folder: Path, settings: LocalEngineSettings, device: torch.device) -> OpenedModel:
-    config = read_config(folder)
-    max_context = min(settings.max_context, config.max_position)
-    source = SafetensorsSource(folder, config)
+    source = open_source(folder)
+    max_context = min(settings.max_context, source.config.max_position)
     model = LlamaModel(source, precision=settings.precision, device=device, max_context=max_context)
 
     def make_runner(shape: CacheShape, identity: str) -> ModelRunner:
@@ -101,18 +96,33 @@ def _open_torch(folder: Path, settings: LocalEngineSettings, device: torch.devic
             return make_cuda_runner(model, shape, identity=identity, settings=settings)
         return TorchRunner(model, shape, identity=identity)
 
-    def activation_bytes(runner: ModelRunner) -> int:
-        assert isinstance(runner, TorchRunner | CudaRunner)
-        return runner.activation_bytes
+    return _opened(source.config, max_context, model.weights_bytes, _measured_activations, make_runner)
 
-    return OpenedModel(
-        vocab_size=model.vocab_size,
-        max_context=max_context,
-        weights_bytes=model.weights_bytes,
-        activation_bytes=activation_bytes,
-        cache_shape=_cache_shape(config),
-        make_runner=make_runner,
+
+def _open_ranks(folder: Path, settings: LocalEngineSettings, device: torch.device) -> OpenedModel:
+    """Leave the reading to the ranks: each reads its share when the cache's shape is known."""
+    source = open_source(folder)
+    config, size = source.config, settings.tensor_parallel
+    max_context = min(settings.max_context, config.max_position)
+    weights_bytes = sum(path.stat().st_size for path in weight_files(folder))
+    estimate = estimate_activation_bytes(
+        settings, hidden_size=config.hidden_size, inner_size=config.intermediate_size, vocab_size=config.vocab_size
     )
+
+    def make_runner(shape: CacheShape, identity: str) -> ModelRunner:
+        plan = RankPlan(
+            size=size,
+            open_source=partial(open_source, folder),
+            shape=shape,
+            precision=settings.precision,
+            max_context=max_context,
+            device_type=device.type,
+            num_threads=max(1, (settings.num_threads or torch.get_num_threads()) // size),
+            timeout_s=settings.step_limit_s,
+        )
+        return TensorParallelRunner(plan, vocab_size=config.vocab_size, identity=identity)
+
+    return _opened(config, max_context, weights_bytes, lambda runner: estimate, make_runner)
 
 
 def _open_transformers(folder: Path, settings: LocalEngineSettings, device: torch.device) -> OpenedModel:
@@ -142,8 +152,16 @@ def _open_transformers(folder: Path, settings: LocalEngineSettings, device: torc
     )
 
 
-def _cache_shape(config: ModelConfig) -> Callable[[int, int, KVPrecision], CacheShape]:
-    def shape(num_blocks: int, block_size: int, precision: KVPrecision) -> CacheShape:
+def _opened(
+    config: ModelConfig,
+    max_context: int,
+    weights_bytes: int,
+    activation_bytes: Callable[[ModelRunner], int],
+    make_runner: Callable[[CacheShape, str], ModelRunner],
+) -> OpenedModel:
+    """Return a model of the Llama family."""
+
+    def cache_shape(num_blocks: int, block_size: int, precision: KVPrecision) -> CacheShape:
         return CacheShape(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
@@ -153,4 +171,16 @@ def _cache_shape(config: ModelConfig) -> Callable[[int, int, KVPrecision], Cache
             precision=precision,
         )
 
-    return shape
+    return OpenedModel(
+        vocab_size=config.vocab_size,
+        max_context=max_context,
+        weights_bytes=weights_bytes,
+        activation_bytes=activation_bytes,
+        cache_shape=cache_shape,
+        make_runner=make_runner,
+    )
+
+
+def _measured_activations(runner: ModelRunner) -> int:
+    assert isinstance(runner, NativeRunner | TorchRunner | CudaRunner)
+    return runner.activation_bytes

@@ -8,9 +8,15 @@ from workers.generation.engine.settings import Backend
 
 
 def choose(
-    wanted: Backend, device: str = "cpu", lacking: str | None = None, kernels_lacking: str | None = None
+    wanted: Backend,
+    device: str = "cpu",
+    lacking: str | None = None,
+    kernels_lacking: str | None = None,
+    num_ranks: int = 1,
 ) -> Backend:
-    return choose_backend(wanted, device_type=device, lacking=lacking, kernels_lacking=kernels_lacking)
+    return choose_backend(
+        wanted, device_type=device, num_ranks=num_ranks, lacking=lacking, kernels_lacking=kernels_lacking
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,3 +54,10 @@ def test_a_backend_by_name_that_cannot_run_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"generation\.local\.backend: {wanted}.*{why}"):
         choose(wanted, device, lacking, kernels_lacking)
+
+
+def test_only_torch_splits_a_model() -> None:
+    assert choose(Backend.AUTO, num_ranks=2) is choose(Backend.TORCH, num_ranks=2) is Backend.TORCH
+    for wanted, lacking in ((Backend.NATIVE, None), (Backend.TRANSFORMERS, None), (Backend.AUTO, "model_type 'gpt2'")):
+        with pytest.raises(ConfigError, match=r"generation\.local\.tensor_parallel"):
+            choose(wanted, lacking=lacking, num_ranks=2)

@@ -22,7 +22,7 @@ from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.protocol import EngineRequest, Precision, SamplingParams, TokenChunk
 from workers.generation.engine.settings import Backend, LocalEngineSettings
 
-BACKENDS = [Backend.NATIVE, Backend.TRANSFORMERS]
+BACKENDS = [Backend.NATIVE, Backend.TORCH, Backend.TRANSFORMERS]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
