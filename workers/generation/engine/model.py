@@ -18,6 +18,7 @@ from workers.generation.engine.linear import (
     Linear,
     activation_dtype,
     embed,
+    head_factory,
     linear_factory,
 )
 from workers.generation.engine.protocol import Precision
@@ -58,6 +59,7 @@ class LlamaModel:
         self.config, self.device, self.max_context = source.config, device, max_context
         self.dtype = activation_dtype(precision, device)
         self._make, self._reduce = linear_factory(precision, device), reduce
+        self._make_head = head_factory(precision, device)
         self._read_vocabulary(source)
         self._norm = self._place(source.final_norm())
         self._layers = [self._layer(source.layer(number)) for number in range(self.config.num_layers)]
@@ -121,7 +123,7 @@ class LlamaModel:
     def _read_vocabulary(self, source: WeightSource) -> None:
         """Make embedding and output projection; one matrix where they are tied and their forms allow it."""
         weight, head = self._place(source.embedding()), source.head()
-        self._head = self._make(weight if head is None else self._place(head), None)
+        self._head = self._make_head(weight if head is None else self._place(head), None)
         self._vocab_size = len(weight) if head is None else len(head)
         self._is_shared = head is None and isinstance(self._head, FloatLinear | GroupedInt8Linear)
         self._embedding: torch.Tensor | GroupedInt8Linear = weight

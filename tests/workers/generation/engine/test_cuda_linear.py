@@ -11,6 +11,8 @@ from workers.generation.engine.cuda_linear import (
     quantize_fp8,
     quantize_rows,
 )
+from workers.generation.engine.linear import FloatLinear, GroupedInt8Linear, head_factory, linear_factory
+from workers.generation.engine.protocol import Precision
 
 DEVICES = [
     "cpu",
@@ -104,3 +106,14 @@ def test_largest_numbers_of_a_row_neither_overflow_nor_turn_to_nan() -> None:
 
 def test_weights_take_one_byte_each() -> None:
     assert Int8Linear(matrix(64, 48)).num_bytes == Fp8Linear(matrix(64, 48)).num_bytes == 64 * 48 + 48 * 4
+
+
+@pytest.mark.parametrize(("precision", "made"), [(Precision.INT8, Int8Linear), (Precision.FP8, Fp8Linear)])
+def test_output_projection_stays_in_floats_on_cuda(precision: Precision, made: type[Int8Linear]) -> None:
+    device = torch.device("cuda")
+    assert linear_factory(precision, device) is made
+    assert head_factory(precision, device) is FloatLinear
+
+
+def test_output_projection_is_in_8_bits_on_the_cpu() -> None:
+    assert head_factory(Precision.INT8, torch.device("cpu")) is GroupedInt8Linear
