@@ -14,9 +14,8 @@ from typing import TypeVar, cast
 
 import torch
 
-from schemas.errors import EngineUnavailableError
+from schemas.errors import ConfigError, EngineUnavailableError
 from workers.generation.engine.batch import CacheLayout, StepBatch
-from workers.generation.engine.paged_cache import CacheShape
 from workers.generation.engine.tensor_parallel_process import RankProcess
 from workers.generation.engine.tensor_parallel_rank import (
     ClearBlocks,
@@ -33,20 +32,24 @@ from workers.generation.engine.tensor_parallel_rank import (
     to_arrays,
 )
 
-START_S = 300.0  # for a process to import torch, and to read its share of the weights
 HEADS_DIM = 2  # of the tensors of a paged cache
 Result = TypeVar("Result")
 
 
 class TensorParallelRunner:
-    """A `ModelRunner` over `plan.size` ranks. `shape` is that of a cache with all heads.
+    """A `ModelRunner` over `plan.size` ranks. `identity` names weights and precision.
 
-    Making one starts the processes and loads all ranks at the same time. It raises ConfigError for a model that cannot
-    be split so, EngineUnavailableError where a process does not come up.
+    The same weights split otherwise round otherwise, so the size of the group becomes part of the cache's identity.
     """
 
-    def __init__(self, plan: RankPlan, shape: CacheShape, *, vocab_size: int, identity: str) -> None:
-        self._layout = shape.layout(identity)
+    def __init__(self, plan: RankPlan, *, vocab_size: int, identity: str) -> None:
+        """Start the processes and load all ranks at the same time.
+
+        Raises ConfigError for a model or a machine that cannot be split so, EngineUnavailableError where a process does
+        not come up.
+        """
+        _check_devices(plan)
+        self._layout = plan.shape.layout(f"{identity}/tp{plan.size}")
         self._vocab_size, self._timeout_s = vocab_size, plan.timeout_s
         self._failure: EngineUnavailableError | None = None
         self._others: list[RankProcess] = []
@@ -55,9 +58,9 @@ class TensorParallelRunner:
         try:
             for rank in range(1, plan.size):
                 self._others.append(RankProcess(plan, meeting, rank))
-            self._replies(START_S)  # they have imported torch
+            self._replies(plan.start_s)  # they have imported torch
             self._first = Rank(plan, meeting, 0)
-            self._replies(START_S)  # they have loaded
+            self._replies(plan.start_s)  # they have loaded
         except BaseException:
             self._kill()
             raise
@@ -153,3 +156,11 @@ class TensorParallelRunner:
         for other in self._others:
             other.kill()
         self._folder.cleanup()
+
+
+def _check_devices(plan: RankPlan) -> None:
+    if plan.device_type != "cpu" and torch.cuda.device_count() < plan.size:
+        raise ConfigError(
+            f"generation.local.tensor_parallel: {plan.size} ranks need a CUDA device each,"
+            f" here are {torch.cuda.device_count()}"
+        )

@@ -22,17 +22,23 @@ c10d: Any = dist  # whose stubs leave out most of it
 class RankGroup:
     """One rank's end of a group. Raises EngineUnavailableError where another rank is gone or does not answer."""
 
-    def __init__(self, path: Path, rank: int, size: int, *, device: torch.device, timeout_s: float) -> None:
-        """Meet the other ranks at a file that none of another group has written to. `timeout_s` bounds all waiting."""
+    def __init__(
+        self, path: Path, rank: int, size: int, *, device: torch.device, start_s: float, timeout_s: float
+    ) -> None:
+        """Meet the other ranks at a file that none of another group has written to, within `start_s`.
+
+        `timeout_s` bounds each sum and gather.
+        """
         self.rank, self.size = rank, size
-        timeout = timedelta(seconds=timeout_s)
+        start, timeout = timedelta(seconds=start_s), timedelta(seconds=timeout_s)
         store = c10d.FileStore(str(path), size)
-        store.set_timeout(timeout)
+        store.set_timeout(start)
         options = c10d.ProcessGroupGloo._Options()
-        options._timeout = timeout
+        options._timeout = start
         options._devices = [c10d.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         try:
             self._host = c10d.ProcessGroupGloo(c10d.PrefixStore("host", store), rank, size, options)
+            self._host._set_default_timeout(timeout)
             self._device = self._host if device.type == "cpu" else _nccl(store, rank, size, timeout)
         except RuntimeError as error:
             raise _gone(error) from error

@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from multiprocessing import connection, parent_process
 from pathlib import Path
@@ -20,11 +20,14 @@ import torch
 
 from schemas.errors import ConfigError, EngineUnavailableError
 from workers.generation.engine.batch import ModelRunner, StepBatch
+from workers.generation.engine.linear import activation_dtype
+from workers.generation.engine.model import LlamaModel
+from workers.generation.engine.model_runner import TorchRunner
+from workers.generation.engine.paged_cache import CacheShape
+from workers.generation.engine.protocol import Precision
 from workers.generation.engine.tensor_parallel_group import RankGroup, StepReducer
 from workers.generation.engine.tensor_parallel_shard import ShardedSource, vocab_rows
 from workers.generation.engine.weight_source import WeightSource
-
-Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 class ReplyKind(StrEnum):
@@ -91,44 +94,52 @@ Command = Forward | CopyBlock | ClearBlocks | ReadBlocks | WriteBlocks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """How the ranks are made; sent to their processes, so both functions are importable by name, or partials of such.
+    """How the ranks are made; sent to their processes, so `open_source` is importable by name, or a partial of such.
 
-    `build_runner` gets the rank's share of the weights, what sums over the ranks, and the device. `timeout_s` bounds
-    each step and each wait of one rank for another; `num_threads` are those of each of the other ranks.
+    `shape` is that of a cache with all heads. `start_s` bounds the start, an import of torch and the reading of a share
+    of the weights, and `timeout_s` each wait of a step; `num_threads` are those of each rank.
     """
 
     size: int
     open_source: Callable[[], WeightSource]
-    build_runner: Callable[[WeightSource, Reduce, torch.device], ModelRunner]
-    device: str
-    dtype: torch.dtype
+    shape: CacheShape
+    precision: Precision
+    max_context: int
+    device_type: str
     num_threads: int
-    timeout_s: float
+    start_s: float = 300.0
+    timeout_s: float = 60.0
 
-    def device_of(self, rank: int) -> torch.device:
+    def device(self, rank: int) -> torch.device:
         """Return the device of a rank: the CPU, or one CUDA device each."""
-        return torch.device("cpu") if self.device == "cpu" else torch.device("cuda", rank)
+        return torch.device("cpu") if self.device_type == "cpu" else torch.device(self.device_type, rank)
 
 
 class Rank:
-    """One rank's share of the model."""
+    """One rank's share of the model, with its heads' part of the cache."""
 
     def __init__(self, plan: RankPlan, meeting: Path, rank: int) -> None:
         """Meet the other ranks at a file, then load. Raises ConfigError for a model that cannot be split so."""
-        device = plan.device_of(rank)
+        torch.set_num_threads(plan.num_threads)
+        device = plan.device(rank)
         source = ShardedSource(plan.open_source(), rank, plan.size)
-        self._vocab_rows = vocab_rows(source.config, plan.size)
-        self._group = RankGroup(meeting, rank, plan.size, device=device, timeout_s=plan.timeout_s)
-        like = torch.empty((0, source.config.hidden_size), dtype=plan.dtype, device=device)
-        self._reduce = StepReducer(self._group, num_reductions=2 * source.config.num_layers, like=like)
-        self.runner = plan.build_runner(source, self._reduce, device)
+        config = source.config
+        self._vocab_rows = vocab_rows(config, plan.size)
+        self._group = RankGroup(meeting, rank, plan.size, device=device, start_s=plan.start_s, timeout_s=plan.timeout_s)
+        like = torch.empty((0, config.hidden_size), dtype=activation_dtype(plan.precision, device), device=device)
+        self.reduce = StepReducer(self._group, num_reductions=2 * config.num_layers, like=like)
+        model = LlamaModel(
+            source, precision=plan.precision, device=device, max_context=plan.max_context, reduce=self.reduce
+        )
+        shape = replace(plan.shape, num_kv_heads=config.num_kv_heads)
+        self.runner: ModelRunner = TorchRunner(model, shape, identity="")
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Return on rank 0 the logits `(num_logits, size * vocab_rows)`, on the others their own columns.
 
         Where this rank fails, it still makes the collectives that the others wait for, and raises behind them.
         """
-        self._reduce.begin()
+        self.reduce.begin()
         failure = None
         try:
             own = self.runner.forward(batch)  # (num_logits, vocab_rows)
@@ -136,7 +147,7 @@ class Rank:
             raise
         except Exception as error:
             failure = error
-            self._reduce.skip_rest(batch.num_tokens)
+            self.reduce.skip_rest(batch.num_tokens)
             own = torch.zeros((batch.num_logits, self._vocab_rows))
         logits = self._group.gather_columns(own) if batch.num_logits else own
         if failure is not None:
@@ -149,7 +160,6 @@ def serve_rank(pipe: connection.Connection, plan: RankPlan, meeting: Path, rank:
     threading.Thread(target=_end_with_parent, name="gea-rank-watch", daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the parent, which drains first
         signal.signal(number, signal.SIG_IGN)
-    torch.set_num_threads(plan.num_threads)
     try:
         pipe.send(Reply())  # torch is imported: from here on it goes fast
         served = Rank(plan, meeting, rank)
@@ -158,6 +168,7 @@ def serve_rank(pipe: connection.Connection, plan: RankPlan, meeting: Path, rank:
         return
     pipe.send(Reply())
     _serve(pipe, served)
+    os._exit(0)  # there is nothing to put away, and taking torch down takes seconds
 
 
 def _serve(pipe: connection.Connection, rank: Rank) -> None:

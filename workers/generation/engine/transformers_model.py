@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from schemas.errors import ConfigError
+from workers.generation.engine.linear import FLOATS
 from workers.generation.engine.paged_cache import CacheShape
 from workers.generation.engine.protocol import KVPrecision, Precision
 from workers.generation.engine.transformers_attention import register_attention
@@ -21,7 +22,6 @@ from workers.generation.engine.transformers_check import CHECKED_TOKENS, check_p
 from workers.generation.engine.transformers_probe import AttentionShape, UnsupportedError, probe_attention
 from workers.generation.engine.weights import weight_files
 
-DTYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 SENSES = ("vision", "audio", "image", "speech")
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})  # one table for the whole batch, by its longest context
 
@@ -54,12 +54,12 @@ def load_causal_model(folder: Path, *, precision: Precision, device: torch.devic
     Raises ConfigError for a broken folder, a precision other than fp32, bf16 and fp16, and a model that cannot be run
     over a paged cache.
     """
-    if precision not in DTYPES:
+    if precision not in FLOATS:
         raise ConfigError(f"generation.precision: {precision} needs a model of the Llama family, not {folder.name}")
     weight_files(folder)
     config = _read_config(folder)
     register_attention()
-    module = _read_module(folder, config, DTYPES[precision]).to(device).eval()
+    module = _read_module(folder, config, FLOATS[precision]).to(device).eval()
     known = min(_limits(config), default=max(max_context, CHECKED_TOKENS))
     try:
         return _checked(module, config.num_hidden_layers, known, min(max_context, known))

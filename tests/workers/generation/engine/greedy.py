@@ -55,7 +55,7 @@ def run_greedy(
 
 
 def _step(runner: ModelRunner, running: list[_Answer], blocks: list[int], chunk: int, *, is_spoiled: bool) -> None:
-    segments = [_segment(answer, chunk, is_spoiled) for answer in running]
+    segments = [_segment(answer, chunk, runner.vocab_size, is_spoiled=is_spoiled) for answer in running]
     for answer, segment in zip(running, segments, strict=True):
         while len(answer.block_table) * runner.layout.block_size < segment.end:
             answer.block_table.append(blocks.pop())
@@ -66,13 +66,13 @@ def _step(runner: ModelRunner, running: list[_Answer], blocks: list[int], chunk:
         _accept(answer, segment, drawn.tolist())
 
 
-def _segment(answer: _Answer, chunk: int, is_spoiled: bool) -> Segment:
+def _segment(answer: _Answer, chunk: int, vocab_size: int, *, is_spoiled: bool) -> Segment:
     missing = answer.tokens[answer.num_computed :]
     drafts: list[int] = []
     if len(missing) == 1 and answer.output:
         drafts = list(answer.guide[len(answer.output) : len(answer.output) + 3])
         if drafts and is_spoiled:
-            drafts[-1] += 1
+            drafts[-1] = (drafts[-1] + 1) % vocab_size
     piece = missing[:chunk]
     num_logits = 1 + len(drafts) if len(piece) == len(missing) else 0
     return Segment(
