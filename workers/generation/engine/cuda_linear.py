@@ -17,7 +17,7 @@ STEPS = 127  # of a weight and of half an activation
 HALF = 128  # what the upper half counts
 ACTIVATION_STEPS = HALF * STEPS - 1  # upper half at most 127 after rounding, lower at most 64
 FP8_MAX = 448.0  # largest number of e4m3
-INT8_WIDTH = 16  # inputs and outputs are padded to multiples: cuBLASLt refuses others than those of 8, 16 are aligned
+INT8_WIDTH = 16  # all sides are padded to multiples: cuBLASLt refuses others than those of 8, 16 are aligned
 FP8_WIDTH = 16
 INT8_ROWS = 32  # torch._int_mm on CUDA refuses 16 rows and fewer
 
@@ -107,5 +107,5 @@ def _padded(weight: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def _missing_rows(count: int) -> int:
-    """Return how many rows make a batch one that tensor cores take: a multiple of 8, and enough."""
-    return max(INT8_ROWS, -(-count // 8) * 8) - count
+    """Return how many rows make a batch one that tensor cores take: a multiple of 16, and enough."""
+    return max(INT8_ROWS, count + -count % INT8_WIDTH) - count

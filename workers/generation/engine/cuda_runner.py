@@ -165,7 +165,8 @@ def make_cuda_runner(
     model: LlamaModel, shape: CacheShape, *, identity: str, settings: LocalEngineSettings
 ) -> CudaRunner:
     """Return the runner of a model that stands on a CUDA device, with whatever runs there, and record its decodes."""
-    torch.cuda.set_device(model.device)  # of this thread: kernels and graphs go to the device that is set
+    if model.device.index is not None:
+        torch.cuda.set_device(model.device)  # of this thread: kernels and graphs go to the device that is set
     runner = CudaRunner(
         model,
         shape,
