@@ -13,8 +13,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
-import torch
-
 from workers.generation.engine.batch import CacheLayout
 
 DIGEST_BYTES = 32
@@ -158,32 +156,3 @@ class BlockPool:
             self._idle[block] = None
         else:
             heapq.heappush(self._free, block)
-
-
-class SlotCache:
-    """Two tensors `(num_layers, num_slots, num_kv_heads, max_context, head_dim)`."""
-
-    def __init__(
-        self,
-        *,
-        num_layers: int,
-        num_slots: int,
-        num_kv_heads: int,
-        max_context: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        shape = (num_layers, num_slots, num_kv_heads, max_context, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)
-        self.values = torch.zeros(shape, dtype=dtype, device=device)
-
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one slot to another, in all layers."""
-        for cache in (self.keys, self.values):
-            cache[:, target, :, :length] = cache[:, source, :, :length]
-
-    def clear(self, slot: int) -> None:
-        """Set a slot to zeros in all layers."""
-        for cache in (self.keys, self.values):
-            cache[:, slot] = 0

@@ -131,7 +131,7 @@ class Postprocess:
         if num_draft:
             self.num_draft_tokens += num_draft
             self.num_accepted_tokens += cursor.num_accepted
-            sequence.lookup.record(len(sequence.tokens), cursor.num_accepted)
+            sequence.lookup.record(len(sequence.tokens), num_draft, cursor.num_accepted)
         if sequence.state is not State.RUNNING:
             return
         if cursor.num_accepted:

@@ -220,20 +220,24 @@ class Scheduler:
 
     def _guess(self, plan: StepPlan) -> None:
         """Fill the step with guessed tokens while rows are nearly free, for those first whose guesses were right."""
-        num_free = min(self._limits.max_speculative_rows, self.budget.num_tokens) - plan.num_rows
-        if num_free <= 0:
+        max_rows = min(self._limits.max_speculative_rows, self.budget.num_tokens)
+        if plan.num_rows >= max_rows:
             return
         decodes = [item for item in plan.scheduled if item.is_drawing and item.end - item.start == 1]
-        for item in sorted(decodes, key=lambda item: -item.sequence.lookup.expected):
-            item.draft = self._draft(item.sequence, num_free)
+        for item in sorted(decodes, key=lambda item: -item.sequence.lookup.share):
+            item.draft = self._draft(item.sequence, plan.num_rows, max_rows)
             plan.num_rows += len(item.draft)
-            num_free -= len(item.draft)
-            if not num_free:
-                return
 
-    def _draft(self, sequence: Sequence, max_draft: int) -> list[int]:
-        """Return guesses that the answer, the rows and the blocks have room for; nobody is preempted for them."""
-        wanted = sequence.lookup.num_wanted(len(sequence.tokens), min(self._limits.max_draft, max_draft))
+    def _draft(self, sequence: Sequence, num_rows: int, max_rows: int) -> list[int]:
+        """Return guesses that pay, and that the answer and the blocks have room for; nobody is preempted for them.
+
+        A step of r rows takes time as max_rows + r, so that one row more costs r / (max_rows + r) of a token.
+        """
+        max_draft = min(self._limits.max_draft, max_rows - num_rows)
+        cost = num_rows / (self._limits.max_speculative_rows + num_rows)
+        wanted = sequence.lookup.num_wanted(len(sequence.tokens), max_draft, cost)
+        if not wanted:
+            sequence.lookup.pass_over()
         wanted = min(wanted, sequence.request.max_tokens - sequence.num_output - 1)
         if wanted <= 0 or sequence.followers:
             return []

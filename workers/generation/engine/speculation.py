@@ -7,13 +7,15 @@ what is proposed depends on the tokens and on what became of earlier proposals a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 SIZES = (3, 2)  # of the n-grams, the surest first
-START = 2.0  # accepted tokens that a new sequence is expected to get from a proposal
-RETRY = 0.5  # and one that tries again after a pause
-USELESS = 0.3  # below so many, proposals pause
-WEIGHT = 0.35  # of the newest proposal in the expectation
+START = 0.6  # share of right guesses that a new sequence is credited with
+RETRY = 0.3  # and one that tries again after a pause
+USELESS = 0.08  # a lower share of right guesses brings a pause
+WEIGHT = 0.3  # of the newest proposal in the share
+REGAIN = 0.01  # of the way back to START, at each step without a proposal
 MIN_PAUSE, MAX_PAUSE = 8, 128  # tokens drawn without a proposal; each pause in a row is twice as long
 
 
@@ -21,18 +23,23 @@ class PromptLookup:
     """The n-grams of one sequence, and how well they have guessed so far."""
 
     def __init__(self) -> None:
-        self.expected = START
+        self.share = START
+        """How likely the next guess is right, as far as the last ones tell."""
         self._following: dict[tuple[int, ...], int] = {}  # n-gram to the position behind its latest occurrence
         self._num_indexed = 0
         self._pause = MIN_PAUSE
         self._resume_at = 0  # number of tokens from which on it proposes again
 
-    def num_wanted(self, num_tokens: int, max_draft: int) -> int:
-        """Return how many tokens are worth guessing for a sequence of this length: more after success, none at all
-        for a while after failures."""
-        if num_tokens < self._resume_at:
+    def num_wanted(self, num_tokens: int, max_draft: int, cost: float) -> int:
+        """Return how many tokens are worth guessing for a sequence of this length; none for a while after failures.
+
+        `cost` is that of one more row in tokens: the last guess must be right, with all before it, more often.
+        """
+        if num_tokens < self._resume_at or self.share <= cost:
             return 0
-        return min(max_draft, 2 + int(2 * self.expected))
+        if self.share >= 1:
+            return max_draft
+        return min(max_draft, int(math.log(cost) / math.log(self.share)))
 
     def propose(self, tokens: Sequence[int], max_draft: int) -> list[int]:
         """Return up to `max_draft` tokens that followed the last ones before; none if these are new."""
@@ -43,15 +50,20 @@ class PromptLookup:
                 return _continued(tokens, start, max_draft)
         return []
 
-    def record(self, num_tokens: int, num_accepted: int) -> None:
+    def record(self, num_tokens: int, num_draft: int, num_accepted: int) -> None:
         """Note how many tokens of a proposal were right; `num_tokens` is the sequence's length by now."""
-        self.expected += WEIGHT * (num_accepted - self.expected)
+        num_tried = min(num_accepted + 1, num_draft)  # those behind the first wrong one say nothing
+        self.share += WEIGHT * (num_accepted / num_tried - self.share)
         if num_accepted:
             self._pause = MIN_PAUSE
-        elif self.expected < USELESS:
+        elif self.share < USELESS:
             self._resume_at = num_tokens + self._pause
             self._pause = min(2 * self._pause, MAX_PAUSE)
-            self.expected = RETRY
+            self.share = RETRY
+
+    def pass_over(self) -> None:
+        """Note a step without a proposal: who is not tried is slowly trusted again."""
+        self.share += REGAIN * (START - self.share)
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Add the n-grams that have got a follower since the last call."""

@@ -13,7 +13,7 @@ from tests.workers.generation.engine.readers import GREEDY, Reader, answer, requ
 from tests.workers.generation.fakes import ContextModel, PagedModel, ScriptedModel, scripted_core
 from workers.generation.engine.protocol import SamplingParams
 from workers.generation.engine.settings import Preemption
-from workers.generation.engine.speculation import SIZES, START, PromptLookup
+from workers.generation.engine.speculation import SIZES, PromptLookup
 
 TEXT = "the quick brown fox jumps over the lazy dog. "
 
@@ -64,26 +64,49 @@ def searched(tokens: list[int], count: int) -> list[int]:
     return []
 
 
-def test_useless_guesses_pause_for_longer_and_longer_and_success_brings_them_back() -> None:
-    lookup, num_tokens, pauses = PromptLookup(), 0, []
-    since = 0
+CHEAP = 0.05  # tokens that one more row costs in a small batch
+
+
+def test_useless_guesses_pause_for_longer_and_longer() -> None:
+    lookup, pauses, since = PromptLookup(), [], 0
     for num_tokens in range(1, 600):
-        if lookup.num_wanted(num_tokens, 8):
-            if since:
-                pauses.append(since)
+        if lookup.num_wanted(num_tokens, 8, CHEAP):
+            pauses += [since] if since else []
             since = 0
-            lookup.record(num_tokens, 0)
+            lookup.record(num_tokens, 2, 0)
         else:
             since += 1
     assert pauses == sorted(pauses)
     assert pauses[0] < 10 and pauses[-1] > 100
-    while not lookup.num_wanted(num_tokens, 8):
-        num_tokens += 1
-    few = lookup.num_wanted(num_tokens, 8)
-    for _ in range(5):
-        lookup.record(num_tokens, 8)
-    assert few < lookup.num_wanted(num_tokens, 8) == 8
-    assert PromptLookup().num_wanted(1, 8) == min(8, 2 + int(2 * START))
+
+
+def test_after_success_more_is_guessed_and_after_failure_less() -> None:
+    lookup = PromptLookup()
+    wanted = [lookup.num_wanted(1, 8, CHEAP)]
+    for num_accepted in (8, 8, 8, 0, 0, 0, 0):
+        lookup.record(1, 8, num_accepted)
+        wanted.append(lookup.num_wanted(1, 8, CHEAP))
+    assert wanted[0] < wanted[3] == 8 > wanted[-1] > 0
+
+
+def test_a_row_that_costs_much_is_only_spent_on_sure_guesses() -> None:
+    lookup = PromptLookup()
+    found = [lookup.num_wanted(1, 8, cost) for cost in (0.01, 0.05, 0.2, 0.5, 0.7)]
+    assert found == sorted(found, reverse=True)
+    assert (found[0], found[-1]) == (8, 0)
+    for _ in range(30):
+        lookup.record(1, 8, 8)
+    assert lookup.num_wanted(1, 8, 0.7) == 8
+
+
+def test_who_is_not_tried_is_trusted_again_after_a_while() -> None:
+    lookup, num_steps = PromptLookup(), 0
+    for _ in range(4):
+        lookup.record(1, 8, 0)
+    while not lookup.num_wanted(1, 8, 0.3):
+        lookup.pass_over()
+        num_steps += 1
+    assert 10 < num_steps < 60
 
 
 def steps_of(model: PagedModel, sampling: SamplingParams = GREEDY, **limits: object) -> tuple[Reader, int]:
