@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from schemas.errors import EngineUnavailableError
 from workers.generation.engine.batch import StepBatch
 from workers.generation.engine.plan import Scheduled, step_batch
 
@@ -51,6 +52,8 @@ def run_isolated(forward: Forward, items: Sequence[Scheduled]) -> tuple[list[Par
 def _result(forward: Forward, items: Sequence[Scheduled]) -> torch.Tensor | Exception:
     try:
         return forward(step_batch(items))
+    except EngineUnavailableError:
+        raise  # what runs the model is gone for good: that is the end of the engine, not of a request
     except Exception as error:
         return error.with_traceback(None)  # its frames would hold the tensors of the step
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
-from schemas.errors import InternalError
+from schemas.errors import EngineUnavailableError, InternalError
 from tests.workers.generation.engine.readers import GREEDY, Reader, answer, request, run
 from tests.workers.generation.fakes import ScriptedModel, scripted_core
+from workers.generation.engine.batch import StepBatch
 from workers.generation.engine.core import EngineCore
 from workers.generation.engine.fake import ByteTokenizer
 from workers.generation.engine.limits import Limits
@@ -51,6 +53,20 @@ def test_model_that_fails_for_everybody_again_and_again_is_given_up() -> None:
     core.step()
     core.add(request("3"), Reader().events.append)
     with pytest.raises(RuntimeError, match="3 steps in a row"):
+        core.step()
+
+
+class GoneModel(ScriptedModel):
+    """A model whose process has ended."""
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        raise EngineUnavailableError("rank 1 of 2 has ended")
+
+
+def test_a_runner_that_is_gone_ends_the_engine_at_once() -> None:
+    core = scripted_core(GoneModel())
+    core.add(request("1"), Reader().events.append)
+    with pytest.raises(EngineUnavailableError, match="rank 1"):
         core.step()
 
 
