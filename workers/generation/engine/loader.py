@@ -1,4 +1,4 @@
-"""Makes a running core out of a model folder: backend, weights, cache, tokenizer, and a first step to warm up.
+"""Makes a running core out of a model's files: backend, weights, cache, tokenizer, and a first step to warm up.
 
 Runs in the engine's thread, because it takes seconds. Raises ConfigError for what cannot run here.
 """
@@ -16,19 +16,17 @@ import torch
 from schemas.errors import ConfigError, InvalidRequestError
 from workers.generation.engine.backend import choose_backend
 from workers.generation.engine.batch import CacheLayout, ModelRunner, Segment, StepBatch
-from workers.generation.engine.config import read_config, read_raw_config, why_not_native
 from workers.generation.engine.constraints import ConstraintCompiler
 from workers.generation.engine.core import EngineCore
 from workers.generation.engine.cuda_device import AttentionFlags, check_precision, set_flags
 from workers.generation.engine.kernels import load_library
 from workers.generation.engine.limits import Limits
 from workers.generation.engine.memory import MemoryParts, free_bytes, num_blocks
+from workers.generation.engine.model_folder import load_tokenizer, model_hash, open_source, why_not_own
 from workers.generation.engine.opened import OpenedModel, open_model
 from workers.generation.engine.paged_cache import resolve_kv_precision
 from workers.generation.engine.protocol import ConstraintSpec, EngineIdentity, Tokenizer
 from workers.generation.engine.settings import Backend, LocalEngineSettings, Preemption
-from workers.generation.engine.tokenizer import BytePairTokenizer
-from workers.generation.engine.weights_hash import weights_hash
 
 if TYPE_CHECKING:
     from workers.generation.engine.sequence import Constraint
@@ -62,21 +60,21 @@ class Loaded:
 
 
 def load(folder: Path, settings: LocalEngineSettings) -> Loaded:
-    """Load a model folder and run a first step."""
+    """Load a model, a folder or a GGUF file, and run a first step."""
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     device = find_device(settings.device)
     flags = set_flags(settings)
     check_precision(settings.precision, device)
     backend = _backend(folder, settings, device)
-    tokenizer = BytePairTokenizer.load(folder)
+    tokenizer = load_tokenizer(folder)
     model = open_model(backend, folder, settings, device)
     if tokenizer.vocabulary_size > model.vocab_size:
         raise ConfigError(f"generation.model: {folder}: the tokenizer has more tokens than the model")
     identity = EngineIdentity(
         engine=f"{backend}-{device.type}" + (f"-tp{settings.tensor_parallel}" if settings.tensor_parallel > 1 else ""),
         model=settings.model_name or folder.name,
-        weights_hash=weights_hash(folder),
+        weights_hash=model_hash(folder),
         tokenizer_hash=tokenizer.content_hash,
         precision=f"{settings.precision}/kv-{resolve_kv_precision(settings.kv_precision, settings.precision)}",
         max_context=model.max_context,
@@ -116,8 +114,7 @@ def find_device(name: str) -> torch.device:
 
 
 def _backend(folder: Path, settings: LocalEngineSettings, device: torch.device) -> Backend:
-    raw = read_raw_config(folder)
-    lacking = why_not_native(raw)
+    lacking = why_not_own(folder)
     wants_kernels = lacking is None and settings.backend in (Backend.AUTO, Backend.NATIVE) and device.type == "cpu"
     return choose_backend(
         settings.backend,
@@ -130,7 +127,7 @@ def _backend(folder: Path, settings: LocalEngineSettings, device: torch.device) 
 
 def _why_no_kernels(folder: Path) -> str | None:
     """Return what keeps the C++ kernels from running a model of the family; None where nothing does."""
-    head_dim = read_config(folder).head_dim
+    head_dim = open_source(folder).config.head_dim
     if head_dim % 8:
         return f"head_dim {head_dim} is no multiple of 8"
     return None if load_library() is not None else "no kernels are compiled; the log says why (kernels.unavailable)"

@@ -13,10 +13,11 @@ from pathlib import Path
 import torch
 
 from workers.generation.engine.batch import ModelRunner
-from workers.generation.engine.config import ModelConfig, read_config
+from workers.generation.engine.config import ModelConfig
 from workers.generation.engine.cuda_runner import CudaRunner, make_cuda_runner
 from workers.generation.engine.kernels import load_library
 from workers.generation.engine.model import LlamaModel
+from workers.generation.engine.model_folder import gguf_path, open_source
 from workers.generation.engine.model_runner import TorchRunner
 from workers.generation.engine.native_model import NativeModel
 from workers.generation.engine.native_runner import NativeRunner
@@ -25,8 +26,6 @@ from workers.generation.engine.protocol import KVPrecision
 from workers.generation.engine.settings import Backend, LocalEngineSettings
 from workers.generation.engine.tensor_parallel import TensorParallelRunner
 from workers.generation.engine.tensor_parallel_rank import RankPlan
-from workers.generation.engine.weight_source import WeightSource
-from workers.generation.engine.weights import SafetensorsSource
 from workers.generation.engine.weights_hash import weight_files
 
 
@@ -57,11 +56,6 @@ def open_model(backend: Backend, folder: Path, settings: LocalEngineSettings, de
             return _open_ranks(folder, settings, device)
         case _:
             return _open_torch(folder, settings, device)
-
-
-def open_source(folder: Path) -> WeightSource:
-    """Return the tensors of a model folder of the Llama family. Importable by name: ranks open it themselves."""
-    return SafetensorsSource(folder, read_config(folder))
 
 
 def estimate_activation_bytes(
@@ -104,7 +98,9 @@ def _open_ranks(folder: Path, settings: LocalEngineSettings, device: torch.devic
     source = open_source(folder)
     config, size = source.config, settings.tensor_parallel
     max_context = min(settings.max_context, config.max_position)
-    weights_bytes = sum(path.stat().st_size for path in weight_files(folder))
+    gguf = gguf_path(folder)
+    files = weight_files(folder) if gguf is None else [gguf]
+    weights_bytes = sum(path.stat().st_size for path in files)  # about: in the numbers of the file
     estimate = estimate_activation_bytes(
         settings, hidden_size=config.hidden_size, inner_size=config.intermediate_size, vocab_size=config.vocab_size
     )
