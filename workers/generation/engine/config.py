@@ -21,8 +21,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2_048},
     "mistral": {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4_096},
     "phi3": {"max_position_embeddings": 4_096},
-    "qwen2": {"max_position_embeddings": 32_768, "num_key_value_heads": 32},
-    "qwen3": {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen2": {"max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4_096},
+    "qwen3": {
+        "max_position_embeddings": 32_768,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4_096,
+    },
 }
 SLIDING, FULL = "sliding_attention", "full_attention"
 
