@@ -39,13 +39,16 @@ STREAMS = {
     ),
     "vllm#39734: a prompt that never fits hung all behind it": (
         "flow/test_path.py::test_a_prompt_that_can_never_fit_is_refused_and_the_next_one_answered",
-        f"{ENGINE}/test_local.py::test_longest_prompt_that_fits_gets_its_one_token",
-        f"{ENGINE}/test_local.py::test_prompt_at_the_limit_of_the_context",
+        f"{ENGINE}/test_scheduler.py::"
+        "test_request_that_can_never_fit_the_pool_is_refused_and_the_longest_that_fits_is_answered",
+        f"{ENGINE}/test_preemption.py::test_a_pool_that_holds_barely_one_answers_everybody_with_the_same_tokens",
+        f"{ENGINE}/test_engine_contract.py::test_longest_prompt_that_fits_gets_its_one_token",
+        f"{ENGINE}/test_engine_contract.py::test_prompt_at_the_limit_of_the_context",
     ),
     "vllm#1623: a temperature of 1e-4 gave NaN and killed the batch": (
         f"{ENGINE}/test_sampler.py::test_cold_temperatures_give_the_argmax",
         f"{ENGINE}/test_sampler.py::test_tiny_top_p_gives_the_argmax_at_any_temperature",
-        f"{ENGINE}/test_core.py::test_fault_in_one_sampling_spares_the_neighbours",
+        f"{ENGINE}/test_core_failures.py::test_fault_in_one_sampling_spares_the_neighbours",
         "schemas/test_request.py::test_tiny_temperatures_and_top_p_are_allowed",
     ),
     "vllm#6521: max_tokens of 0, -1, null or 10^9": (
@@ -55,6 +58,7 @@ STREAMS = {
     ),
     "vllm#28307: repetition_penalty with empty output killed the engine": (
         f"{ENGINE}/test_faults.py::test_repetition_penalty_with_any_output_leaves_the_engine_alive",
+        f"{ENGINE}/test_faults.py::test_repetition_penalty_over_a_cached_prefix_is_that_over_one_that_was_read",
         f"{ENGINE}/test_faults.py::test_repetition_penalty_that_is_no_factor_is_refused",
         f"{ENGINE}/test_sampler.py::test_repetition_penalty_equals_that_of_transformers_over_prompt_and_output",
     ),
@@ -65,6 +69,7 @@ STREAMS = {
     ),
     "sglang#36333, vllm#54947: a cancelled request decoded on": (
         f"{ENGINE}/test_core.py::test_abort_takes_effect_at_once_wherever_the_request_is",
+        f"{ENGINE}/test_speculation.py::test_abort_in_the_middle_of_guesses_frees_everything",
         "flow/test_cancel.py::test_a_request_is_cancelled_in_mid_stream_with_the_text_that_is_out",
         "flow/test_cancel.py::test_a_request_that_waits_for_a_router_is_never_admitted",
         "flow/test_cancel.py::test_two_cancels_make_one_end",
@@ -72,7 +77,8 @@ STREAMS = {
     ),
     "lmdeploy#1788: a few hundred cancels stalled the engine": (
         "flow/test_cancel.py::test_a_thousand_starts_and_cancels_leave_nothing_behind_and_cost_no_speed",
-        f"{ENGINE}/test_core.py::test_a_thousand_aborts_leak_no_slot",
+        f"{ENGINE}/test_core.py::test_a_thousand_aborts_leak_no_block",
+        f"{ENGINE}/test_core.py::test_a_thousand_starts_and_aborts_in_every_phase_leave_nothing_and_cost_no_speed",
         f"{ENGINE}/test_local.py::test_a_thousand_starts_and_aborts_leave_everything_free",
     ),
     "vllm#10583: a repeated request_id broke the engine": (
@@ -92,11 +98,35 @@ STREAMS = {
         f"{ENGINE}/test_faults.py::test_usage_after_a_crash_is_that_of_the_undisturbed_run",
         "flow/test_continuation.py::test_an_answer_whose_text_is_out_but_not_its_end_gets_its_end_alone",
     ),
+    "dynamo#7634: a resumed JSON answer was nested or doubled": (
+        "flow/test_response_format.py::test_json_that_is_taken_over_goes_on_where_it_was",
+    ),
+    "vllm#8350: JSON cut at max_tokens was called complete; its white space was endless": (
+        "flow/test_response_format.py::test_json_that_is_cut_is_incomplete",
+        f"{ENGINE}/test_constraints.py::test_white_space_is_never_endless",
+        f"{ENGINE}/test_constraints.py::test_form_that_becomes_too_much_work_is_refused_and_never_ends_as_if_whole",
+    ),
     "sglang#22779: the engine was dead and its health said 200": (
         "workers/test_stall.py::test_work_that_waits_without_a_step_is_a_stall_after_the_limit",
         "workers/test_stall.py::test_a_worker_whose_engine_stalls_says_that_it_has_failed",
         "ops/test_healthcheck.py::test_missing_worker_is_told_with_what_there_is",
         "flow/test_failures.py::test_an_engine_that_dies_takes_its_worker_down_and_loses_nothing",
+    ),
+}
+
+CACHES = {
+    "LMCache#4492: keys and values of another layout gave fluent wrong text": (
+        f"{ENGINE}/test_kv_cache.py::test_digests_depend_on_everything_before_and_on_whose_they_are",
+        f"{ENGINE}/test_core_golden.py::test_every_mix_gives_the_tokens_of_the_naive_loop",
+    ),
+    "vllm#16016: a tenant could probe the prefix cache of another": (
+        f"{ENGINE}/test_scheduler.py::test_a_prefix_is_shared_but_for_the_last_token_and_only_under_its_salt",
+    ),
+    "vllm#46283: a cancel while keys and values came back leaked blocks": (
+        f"{ENGINE}/test_preemption.py::test_host_memory_of_an_aborted_request_is_free_again",
+        f"{ENGINE}/test_preemption.py::test_blocks_that_cannot_be_moved_cost_one_request_at_most",
+        f"{ENGINE}/test_core.py::test_a_thousand_starts_and_aborts_in_every_phase_leave_nothing_and_cost_no_speed",
+        f"{ENGINE}/test_kv_cache.py::test_a_block_is_given_back_once",
     ),
 }
 
@@ -184,15 +214,13 @@ OPERATIONS = {
 }
 
 NOT_YET = {
-    "dynamo#7634: a resumed JSON answer was nested or doubled": "answers by a JSON schema do not exist yet",
-    "vllm#8350: JSON cut at max_tokens was called complete": "answers by a JSON schema do not exist yet",
     "flagger#712, argo-rollouts#3539: no percentage canary for queue workers": "rollouts do not exist yet",
     "NeMo Guardrails: readers saw tokens before the safety check": "the safety verdict does not exist yet",
 }
 
 TESTS = [
     pytest.param(test, id=f"{fault.partition(':')[0]}: {test.rpartition('::')[2]}")
-    for table in (STREAMS, KAFKA, OPERATIONS)
+    for table in (STREAMS, CACHES, KAFKA, OPERATIONS)
     for fault, tests in table.items()
     for test in tests
 ]
@@ -213,7 +241,7 @@ def test_each_fault_is_kept_out_by_a_test_that_exists(test: str) -> None:
 
 
 def test_no_fault_is_without_a_test_or_a_reason() -> None:
-    assert all(tests for table in (STREAMS, KAFKA, OPERATIONS) for tests in table.values())
+    assert all(tests for table in (STREAMS, CACHES, KAFKA, OPERATIONS) for tests in table.values())
     assert all(NOT_YET.values())
 
 

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.tokens import FinishReason
 from tests.workers.generation.engine.readers import GREEDY, Reader, answer, request, run
-from tests.workers.generation.fakes import ScriptedModel, assert_at_rest, scripted_core
+from tests.workers.generation.fakes import ContextModel, ScriptedModel, assert_at_rest, scripted_core
 from workers.generation.engine.protocol import Finished, SamplingParams, TokenChunk
+from workers.generation.engine.sequence import ActiveRequest, State
+from workers.generation.engine.settings import Preemption
 
 
 def test_answer_ends_at_end_of_sequence_and_counts_it() -> None:
@@ -110,6 +113,33 @@ def test_a_thousand_aborts_leak_no_block() -> None:
             core.step()
         core.abort(active)
     assert_at_rest(core)
+
+
+def test_a_thousand_starts_and_aborts_in_every_phase_leave_nothing_and_cost_no_speed() -> None:
+    model = ContextModel("ab", num_blocks=14, block_size=4)
+    core = scripted_core(model, max_draft=4, preemption=Preemption.SWAP, swap_blocks=12, prefill_chunk=4)
+    first = answer(core, request("first", "ab" * 8))
+    num_steps = model.num_steps
+    chance, flying = Random(7), list[ActiveRequest]()
+    states = set[State]()
+    for count in range(1_000):
+        sampling = replace(GREEDY, n=chance.choice((1, 1, 2)))
+        added = core.add(request(str(count), chance.choice("ab") * chance.randint(1, 16), sampling), lambda event: None)
+        assert added is not None
+        flying.append(added)
+        for _ in range(chance.randint(0, 2)):
+            core.step()
+        if len(flying) > 4:
+            gone = flying.pop(chance.randrange(5))
+            states |= {sequence.state for sequence in gone.sequences}
+            core.abort(gone)
+    for gone in flying:
+        core.abort(gone)
+    assert states >= {State.WAITING, State.FOLLOWING, State.RUNNING, State.SWAPPED}
+    assert_at_rest(core)
+    before = model.num_steps
+    assert answer(core, request("last", "ab" * 8)).token_ids() == first.token_ids()
+    assert model.num_steps - before <= num_steps
 
 
 @settings(max_examples=40, deadline=None)

@@ -91,6 +91,18 @@ async def test_repetition_penalty_with_any_output_leaves_the_engine_alive(
         assert "".join(chunk.text for chunk in chunks if chunk.index == index) == TEXT
 
 
+async def test_repetition_penalty_over_a_cached_prefix_is_that_over_one_that_was_read() -> None:
+    prompt, sampling = tuple(b"hello hello hello hello hello"), replace(GREEDY, repetition_penalty=1.6, max_tokens=12)
+    request = EngineRequest(request_id="r", prompt=prompt, sampling=sampling)
+    made = local(ScriptedModel("hello hello", peak=1.0, block_size=8))
+    await made.start()
+    fresh, cached = [await chunks_of(made, request) for _ in range(2)]
+    await made.stop()
+    assert (fresh[1].usage.cached_tokens, cached[1].usage.cached_tokens) == (0, 24)
+    assert [chunk.token_ids for chunk in fresh[0]] == [chunk.token_ids for chunk in cached[0]]
+    assert not any(set(chunk.token_ids) & set(prompt) for chunk in fresh[0][:1])  # the penalty has its effect
+
+
 @pytest.mark.parametrize("repetition_penalty", [0.0, -1.0, -math.inf, math.inf, math.nan])
 async def test_repetition_penalty_that_is_no_factor_is_refused(engine: Engine, repetition_penalty: float) -> None:
     for output in ((), (tuple(RAW[:3]),)):
