@@ -14,6 +14,7 @@ from enum import StrEnum
 import msgspec
 
 from schemas.errors import InvalidRequestError
+from schemas.response_format import ResponseFormat, TextFormat, check_response_format
 from schemas.retrieval import Passage
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
@@ -101,6 +102,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     stop_token_ids: tuple[int, ...] | None = None
     logprobs: int | None = None
     n: int | None = None
+    response_format: ResponseFormat | None = None
     intent: str | None = None
     passages: tuple[Passage, ...] | None = None
     strategy: Strategy | None = None
@@ -110,6 +112,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     explain: bool = False
     priority: Priority = Priority.NORMAL
     reader_lease_s: float | None = None  # cancelled when no reader has said for so long that he is there
+
+    @property
+    def has_form(self) -> bool:
+        """Return whether the answer must have a form, so that nothing but the model can write it."""
+        return self.response_format is not None and not isinstance(self.response_format, TextFormat)
 
     def last_user_text(self) -> str:
         """Return what the person asks now: the prompt, or the last user message."""
@@ -160,6 +167,7 @@ def validate(request: GenerationRequest, *, max_tokens: int | None = None) -> No
     _check_text(request)
     _check_numbers(request, max_tokens)
     _check_lists(request)
+    _check_form(request)
     _check_ids(request)
 
 
@@ -231,6 +239,13 @@ def check_passage(passage: Passage) -> None:
             raise _refuse("passages", f"{name}: 0 to {2**31 - 1} is allowed")
     if not all(math.isfinite(score) for score in (passage.score, passage.semantic_score, passage.keyword_score)):
         raise _refuse("passages", "a score must be a finite number")
+
+
+def _check_form(request: GenerationRequest) -> None:
+    if request.response_format is not None:
+        check_response_format(request.response_format)
+    if request.has_form and request.strategy is Strategy.TEMPLATE:
+        raise _refuse("response_format", "a prepared text has no form: leave the strategy open, or choose another")
 
 
 def _check_ids(request: GenerationRequest) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from schemas.codec import convert
 from schemas.errors import ConfigError
 from schemas.request import GenerationRequest, Message, Priority, Retrieval, Strategy
+from schemas.response_format import ResponseFormat
 from schemas.retrieval import Passage
 from streams import topics
 
@@ -34,6 +35,7 @@ class RequestOptions(TypedDict, total=False):
     stop_token_ids: tuple[int, ...] | None
     logprobs: int | None
     n: int | None
+    response_format: ResponseFormat | None
     intent: str | None
     passages: tuple[Passage, ...] | None
     strategy: Strategy | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ops.errors import CommandError
 from ops.stack import DEFAULT_NAME
 from ops.terminal import INTERRUPTED, Reporter, emit_json, first_interrupt, run, without_controls
 from schemas.request import GenerationRequest, Priority, Retrieval, Strategy
+from schemas.response_format import ChoiceFormat, JsonSchema, JsonSchemaFormat, RegexFormat, ResponseFormat
 from schemas.tokens import EndStatus
 
 if TYPE_CHECKING:
@@ -82,6 +84,11 @@ def ask(
     reader_lease: Annotated[
         float | None, typer.Option("--reader-lease", help="Seconds after which GEA cancels it if we are gone.")
     ] = None,
+    json_schema: Annotated[
+        Path | None, typer.Option("--json-schema", help="The answer is JSON that fits the JSON schema in this file.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option("--regex", help="The answer matches this pattern as a whole.")] = None,
+    choice: Annotated[list[str] | None, typer.Option("--choice", help="The answer is one of these; repeat it.")] = None,
     kafka: Kafka = None,
     config: Config = None,
     name: StackName = DEFAULT_NAME,
@@ -98,6 +105,7 @@ def ask(
         seed=seed,
         priority=priority,
         reader_lease_s=reader_lease,
+        response_format=response_format(json_schema, regex, choice),
     )
     answered, is_ours = run(_ask(request, timeout, deadline, kafka, config, name, as_json))
     if as_json:
@@ -106,6 +114,23 @@ def ask(
         show_footer(answered)
     if answered.end.status is EndStatus.CANCELLED:
         raise typer.Exit(INTERRUPTED if is_ours else 1)
+
+
+def response_format(json_schema: Path | None, regex: str | None, choices: list[str] | None) -> ResponseFormat | None:
+    """Return the form that the options ask for. Raises CommandError for more than one, or a file without a schema."""
+    if sum(given is not None for given in (json_schema, regex, choices or None)) > 1:
+        raise CommandError("give one of --json-schema, --regex and --choice", code="invalid_request")
+    if json_schema is not None:
+        try:
+            schema = json.loads(json_schema.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise CommandError(f"--json-schema {json_schema}: {error}", code="invalid_request") from error
+        if not isinstance(schema, dict):
+            raise CommandError(f"--json-schema {json_schema}: a JSON object is expected", code="invalid_request")
+        return JsonSchemaFormat(json_schema=JsonSchema(schema=schema))
+    if regex is not None:
+        return RegexFormat(pattern=regex)
+    return ChoiceFormat(choices=tuple(choices)) if choices else None
 
 
 async def _ask(

@@ -12,6 +12,7 @@ import pytest
 from schemas.request import Strategy
 from schemas.retrieval import Passage
 from workers.generation.engine import SamplingParams
+from workers.generation.engine.protocol import ConstraintKind, ConstraintSpec
 from workers.generation.planning import fingerprint
 from workers.generation.strategies import FixedPiece, Plan
 
@@ -49,7 +50,9 @@ def test_another_process_finds_the_same() -> None:
             {"max_tokens": 3}, {"temperature": 0.5}, {"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.1},
             {"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"frequency_penalty": 0.1},
             {"logit_bias": {3: 1.1}}, {"seed": 1}, {"stop": ()}, {"stop_token_ids": frozenset({9})},
-            {"logprobs": 1}, {"n": 2},
+            {"logprobs": 1}, {"n": 2}, {"constraint": ConstraintSpec(kind=ConstraintKind.JSON_OBJECT)},
+            {"constraint": ConstraintSpec(kind=ConstraintKind.REGEX, value="a")},
+            {"constraint": ConstraintSpec(kind=ConstraintKind.REGEX, value="b")},
         )),
     ],
 )  # fmt: skip

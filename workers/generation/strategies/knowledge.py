@@ -6,7 +6,8 @@ best sentences are published first and stand at the start of the answer that the
 sentence of the model is published only if one sentence of the quoted passage supports it in words, numbers and
 negation. A model that reads well needs no crutch: `quotes=False` leaves the answer to it.
 
-Chinese answers are quotations alone, because the model is English. Without passages the answer says so.
+Chinese answers are quotations alone, because the model is English. Without passages the answer says so. An answer that
+must have a form has neither: the model alone writes it, from the passages that there are.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import replace
 
 from schemas.request import Strategy
 from schemas.retrieval import Passage
+from workers.generation.engine.protocol import SamplingParams
 from workers.generation.strategies.conversation import history_of, system_of
 from workers.generation.strategies.evidence import (
     Gist,
@@ -56,6 +58,8 @@ class KnowledgeStrategy:
         chinese = context.language.startswith("zh") or is_chinese(context.request.last_user_text())
         given = tuple(passage for passage in context.passages if says_something(passage.text))
         context = replace(context, passages=given)
+        if context.request.has_form:  # the answer is the model's alone, whatever its language
+            return self._drawn(context, sampling)
         if not given:
             text = NOTHING_FOUND["zh" if chinese else "en"]
             return Plan(strategy=self.name, sampling=sampling, pieces=fixed(context, text))
@@ -64,8 +68,13 @@ class KnowledgeStrategy:
         num_quoted = sum(len(piece.token_ids) for piece in pieces)
         if chinese or num_quoted >= sampling.max_tokens:  # nothing is left for the model to say
             return Plan(strategy=self.name, sampling=sampling, pieces=pieces, passages=context.passages)
+        plan = self._drawn(context, sampling, num_quoted=num_quoted)
+        return _with_quotation(plan, pieces) if pieces else plan
+
+    def _drawn(self, context: StrategyContext, sampling: SamplingParams, *, num_quoted: int = 0) -> Plan:
+        """Return the plan of an answer that the model writes."""
         budget = context.prompter.budget(context.max_tokens)
-        if pieces:  # they stand between the prompt and what the model adds
+        if num_quoted:  # the quotation stands between the prompt and what the model adds
             budget = min(budget, context.prompter.max_context - num_quoted - MAX_ADDED_TOKENS)
         prompt = context.prompter.chat(
             system=system_of(context.request, SYSTEM),
@@ -74,14 +83,13 @@ class KnowledgeStrategy:
             compose=lambda passages: _question(context.request.last_user_text(), passages),
             budget=budget,
         )
-        plan = Plan(
+        return Plan(
             strategy=self.name,
             sampling=sampling,
             prompt=prompt.token_ids,
             passages=context.passages,
             prompt_text=prompt.text,
         )
-        return _with_quotation(plan, pieces) if pieces else plan
 
 
 def _with_quotation(plan: Plan, pieces: tuple[FixedPiece, ...]) -> Plan:
@@ -127,5 +135,7 @@ def _joined(quoted: Sequence[Sentence], space: str) -> list[str]:
 
 
 def _question(question: str, passages: Sequence[Passage]) -> str:
+    if not passages:
+        return question
     shown = "\n\n".join(f"{p.title}: {p.text}" if p.title else p.text for p in passages)
     return f"Help centre:\n{shown}\n\nQuestion: {question}\nAnswer with the exact fact from the help centre."

@@ -5,15 +5,17 @@ Knows no engine and does nothing itself; `play` carries a plan out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from schemas.intent import IntentResult
 from schemas.request import GenerationRequest, Strategy
+from schemas.response_format import ChoiceFormat, JsonObjectFormat, JsonSchemaFormat, RegexFormat, ResponseFormat
 from schemas.retrieval import Passage
 from schemas.tokens import Citation
-from workers.generation.engine.protocol import SamplingParams
+from workers.generation.engine.protocol import ConstraintKind, ConstraintSpec, SamplingParams
 from workers.generation.prompt import Prompter
 from workers.generation.strategies.citation import cite
 
@@ -114,8 +116,14 @@ def sampling_for(
     top_p: float | None = None,
     repetition_penalty: float | None = None,
 ) -> SamplingParams:
-    """Return the request's sampling fields; what it leaves open is the strategy's, else the deployment's."""
+    """Return the request's sampling fields; what it leaves open is the strategy's, else the deployment's.
+
+    An answer with a form has no repetition penalty by itself: it would drive the model away from the words and signs
+    that the form repeats.
+    """
     request, defaults = context.request, context.defaults
+    if request.has_form:
+        repetition_penalty = 1.0
     return SamplingParams(
         max_tokens=context.max_tokens,
         temperature=_first(request.temperature, temperature, defaults.temperature),
@@ -131,7 +139,23 @@ def sampling_for(
         stop_token_ids=frozenset(request.stop_token_ids or ()),
         logprobs=request.logprobs,
         n=request.n or 1,
+        constraint=constraint_for(request.response_format),
     )
+
+
+def constraint_for(form: ResponseFormat | None) -> ConstraintSpec | None:
+    """Return a form as the engine takes it; None for any text."""
+    match form:
+        case JsonObjectFormat():
+            return ConstraintSpec(kind=ConstraintKind.JSON_OBJECT)
+        case JsonSchemaFormat(json_schema=schema):
+            return ConstraintSpec(kind=ConstraintKind.JSON_SCHEMA, value=schema.text())
+        case RegexFormat(pattern=pattern):
+            return ConstraintSpec(kind=ConstraintKind.REGEX, value=pattern)
+        case ChoiceFormat(choices=choices):
+            return ConstraintSpec(kind=ConstraintKind.CHOICE, value=json.dumps(choices, ensure_ascii=False))
+        case _:
+            return None
 
 
 def careful_sampling_for(context: StrategyContext) -> SamplingParams:
@@ -146,7 +170,7 @@ def careful_sampling_for(context: StrategyContext) -> SamplingParams:
         temperature=min(context.defaults.temperature, CAREFUL_TEMPERATURE),
         repetition_penalty=min(context.defaults.repetition_penalty, CAREFUL_PENALTY),
     )
-    if context.request.max_tokens:
+    if context.request.max_tokens or context.request.has_form:  # what is cut has not its form
         return sampling
     return replace(sampling, max_tokens=min(sampling.max_tokens, CAREFUL_TOKENS))
 

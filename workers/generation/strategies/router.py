@@ -61,7 +61,8 @@ def _by_intent(signals: RoutingSignals, thresholds: RouterThresholds) -> Choice:
     name, confidence = _intent(signals.intent)
     told = f"intent {name} ({confidence:.2f})"
     is_believed = name != OUT_OF_SCOPE and confidence >= thresholds.min_confidence
-    if is_believed and signals.has_template and signals.hint in (None, Strategy.TEMPLATE):
+    has_template = signals.has_template and not signals.request.has_form  # a prepared text has no form
+    if is_believed and has_template and signals.hint in (None, Strategy.TEMPLATE):
         return Choice(strategy=Strategy.TEMPLATE, reason=f"{told} has a prepared answer")
     if is_believed and signals.hint in (Strategy.DIALOGUE, Strategy.CONTINUATION):
         return Choice(strategy=signals.hint, reason=f"{told} suits it")
@@ -72,7 +73,7 @@ def _by_intent(signals: RoutingSignals, thresholds: RouterThresholds) -> Choice:
         if signals.request.retrieval is not Retrieval.OFF:
             return Choice(strategy=Strategy.KNOWLEDGE, reason=f"{told} needs the knowledge base, which has no hit")
         return Choice(strategy=Strategy.DIALOGUE, reason=f"{told}, and the request switches retrieval off")
-    if signals.has_template and signals.language != "en":
+    if has_template and signals.language != "en":
         return Choice(strategy=Strategy.TEMPLATE, reason=f"{told}; the model does not speak {signals.language}")
     return Choice(strategy=Strategy.DIALOGUE, reason=f"{told}, no passage that fits")
 
