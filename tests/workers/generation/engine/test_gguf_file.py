@@ -34,7 +34,8 @@ def quantized(kind: gguf.GGMLQuantizationType) -> np.ndarray:
     """Return rows of quantized numbers: random bytes where the package has no way there, scales among them."""
     numbers = np.random.default_rng(1).standard_normal((12, 512)).astype(np.float32)
     try:
-        return gguf.quants.quantize(numbers, kind)
+        found: np.ndarray = gguf.quants.quantize(numbers, kind)
+        return found
     except NotImplementedError:
         block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         return np.random.default_rng(1).integers(0, 60, (12, 512 // block_size * block_bytes), dtype=np.uint8)

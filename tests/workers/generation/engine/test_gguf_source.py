@@ -42,7 +42,7 @@ def test_sizes_and_tensors_are_those_of_the_model_that_was_converted(tmp_path: P
 
 
 def test_window_and_linear_scaling_are_read(tmp_path: Path) -> None:
-    keys = {"llama__attention__sliding_window": 12, "llama__rope__scaling__type": "linear"}
+    keys: dict[str, Any] = {"llama__attention__sliding_window": 12, "llama__rope__scaling__type": "linear"}
     save_gguf(tmp_path / "model.gguf", tensors(), **keys, llama__rope__scaling__factor=4.0)
     config = GgufSource(GgufFile(tmp_path / "model.gguf")).config
     assert config.windows == (12, 12)
@@ -50,7 +50,7 @@ def test_window_and_linear_scaling_are_read(tmp_path: Path) -> None:
 
 
 def test_yarn_is_read_with_the_factor_of_the_paper(tmp_path: Path) -> None:
-    keys = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__original_context_length": 16}
+    keys: dict[str, Any] = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__original_context_length": 16}
     save_gguf(tmp_path / "model.gguf", tensors(), **keys, llama__rope__scaling__factor=4.0)
     rope = GgufSource(GgufFile(tmp_path / "model.gguf")).config.rope
     assert (rope.rope_type, rope.factor, rope.original_max_position) == (RopeType.YARN, 4.0, 16)
