@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 
 from streams.telemetry import TOKENS, Metrics
 from workers.generation.engine.pace import StepReport
-from workers.generation.engine.protocol import EngineStatistics, Finished
+from workers.generation.engine.protocol import Finished
+from workers.generation.engine.statistics import EngineStatistics
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)

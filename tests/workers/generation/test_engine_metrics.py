@@ -103,6 +103,7 @@ async def test_a_worker_shows_every_documented_name_and_no_other() -> None:
         await start_path(gea, FakeEngine("Hello."))
         await ask_gea(client, **DIALOGUE)
         gea.workers["generation-1"].worker.status()
+        await gea.stop("generation-1")  # its last request has been counted then
         found = await asyncio.to_thread(scrape, gea.metrics["generation-1"])
     shown = {name.removesuffix("_count") for name in found} | set(found)
     assert documented() - shown == set()

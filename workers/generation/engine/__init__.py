@@ -8,7 +8,6 @@ from workers.generation.engine.protocol import (
     EngineEvent,
     EngineIdentity,
     EngineRequest,
-    EngineStatistics,
     EngineStream,
     Finished,
     KVPrecision,
@@ -17,6 +16,7 @@ from workers.generation.engine.protocol import (
     TokenChunk,
     Tokenizer,
 )
+from workers.generation.engine.statistics import EngineStatistics
 
 __all__ = [
     "ChoiceEnd",

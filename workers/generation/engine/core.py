@@ -25,10 +25,11 @@ from workers.generation.engine.output import OutputWriter
 from workers.generation.engine.pace import Pace
 from workers.generation.engine.plan import StepPlan
 from workers.generation.engine.postprocess import Postprocess
-from workers.generation.engine.protocol import EngineRequest, EngineStatistics, Tokenizer
+from workers.generation.engine.protocol import EngineRequest, Tokenizer
 from workers.generation.engine.sampler_state import SamplerState
 from workers.generation.engine.scheduler import Scheduler
 from workers.generation.engine.sequence import ActiveRequest, Constraint, Emit, Sequence, State
+from workers.generation.engine.statistics import EngineStatistics
 
 MAX_FAILED_STEPS = 3  # in a row and with nothing that worked: then it is the engine, not the requests
 

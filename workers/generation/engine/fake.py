@@ -22,10 +22,10 @@ from workers.generation.engine.protocol import (
     ChoiceEnd,
     EngineIdentity,
     EngineRequest,
-    EngineStatistics,
     Finished,
     TokenChunk,
 )
+from workers.generation.engine.statistics import EngineStatistics
 from workers.generation.engine.stream import QueuedStream
 
 END_OF_SEQUENCE = 256

@@ -23,8 +23,9 @@ from workers.generation.engine.admission import check_request
 from workers.generation.engine.loader import Loaded, load
 from workers.generation.engine.memory import MemoryParts
 from workers.generation.engine.pace import StepReport
-from workers.generation.engine.protocol import EngineIdentity, EngineRequest, EngineStatistics, Finished, Tokenizer
+from workers.generation.engine.protocol import EngineIdentity, EngineRequest, Finished, Tokenizer
 from workers.generation.engine.settings import LocalEngineSettings
+from workers.generation.engine.statistics import EngineStatistics
 from workers.generation.engine.step_thread import Abort, Add, Delivery, StepThread
 from workers.generation.engine.stream import QueuedStream
 

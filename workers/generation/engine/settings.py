@@ -50,7 +50,6 @@ class LocalEngineSettings:
     max_context: int = 2_048
     max_waiting: int = 256
     max_batched_tokens: int = 512
-    prefill_chunk: int = 128
     block_size: int = 16
     kv_cache_tokens: int | None = None
     kv_memory_share: float = 0.5

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from workers.generation.engine.pace import StepReport
-from workers.generation.engine.protocol import EngineEvent, EngineRequest, EngineStatistics, Finished
+from workers.generation.engine.protocol import EngineEvent, EngineRequest, Finished
+from workers.generation.engine.statistics import EngineStatistics
 
 if TYPE_CHECKING:
     from workers.generation.engine.core import EngineCore

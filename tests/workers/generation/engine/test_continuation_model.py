@@ -46,7 +46,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 async def tiny(tmp_path: Path) -> AsyncIterator[LocalEngine]:
     save_tiny_model(tmp_path)
-    settings = LocalEngineSettings(max_sequences=4, max_context=128, prefill_chunk=16, device="cpu")
+    settings = LocalEngineSettings(max_sequences=4, max_context=128, max_batched_tokens=16, device="cpu")
     engine = LocalEngine(tmp_path, settings)
     await engine.start()
     yield engine

@@ -8,8 +8,8 @@ import pytest
 
 from tests.workers.generation.engine.readers import GREEDY, Reader, answer, request, run
 from tests.workers.generation.fakes import ScriptedModel, scripted_core
-from workers.generation.engine.protocol import EngineStatistics
 from workers.generation.engine.sequence import repetition_ratio
+from workers.generation.engine.statistics import EngineStatistics
 
 
 def test_an_engine_that_has_done_nothing_says_so() -> None:
