@@ -87,26 +87,29 @@ def growth(shape: CacheShape) -> dict[str, Any]:
     }
 
 
-def budget(shape: CacheShape, budget_bytes: int) -> dict[str, Any]:
-    """Return how many sequences run at once within a budget without preemption, and how long a context may be."""
+def budget(shape: CacheShape, budget_bytes: int, num_mixed: int = 2 * NUM_MIXED) -> dict[str, Any]:
+    """Return how many sequences run at once within a budget without preemption, and how long a context may be.
+
+    On mixed lengths, which need less and are not known beforehand, it is the mean while others wait for room.
+    """
     num_blocks = budget_bytes // shape.bytes_per_block
     prompt, answer = PROFILE
     lengths = [(prompt, answer)] * (num_blocks * shape.block_size // sum(PROFILE))
-    mixed = mixed_lengths(NUM_MIXED * 4)
+    mixed = mixed_lengths(num_mixed)
     return {
         "budget_mb": round(budget_bytes / MB, 1),
         "profile": f"{prompt}/{answer}",
         "sequences": len(lengths) if not _drain(shape, num_blocks, lengths, len(lengths)).num_preemptions else 0,
-        "sequences_mixed": _drain(shape, num_blocks, mixed, len(mixed)).mean_running,
+        "sequences_mixed": _drain(shape, num_blocks, mixed, len(mixed)).mean_crowded,
         "sequences_contiguous": budget_bytes // _contiguous_bytes(shape),
         "longest_context": num_blocks * shape.block_size,
         "longest_context_contiguous": MAX_CONTEXT,
     }
 
 
-def waste(shape: CacheShape) -> dict[str, Any]:
+def waste(shape: CacheShape, num_mixed: int = NUM_MIXED) -> dict[str, Any]:
     """Return the share of positions in blocks that hold no token, step by step on mixed lengths, in percent."""
-    lengths = mixed_lengths(NUM_MIXED)
+    lengths = mixed_lengths(num_mixed)
     most = sum(-(-(prompt + answer) // shape.block_size) for prompt, answer in lengths)
     drained = _drain(shape, most, lengths, len(lengths))
     shares = sorted(drained.shares)
@@ -131,7 +134,7 @@ def mixed_lengths(number: int) -> list[tuple[int, int]]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Drained:
     shares: list[float]
-    mean_running: float
+    mean_crowded: float
     num_preemptions: int
 
 
@@ -146,16 +149,17 @@ def _drain(shape: CacheShape, num_blocks: int, lengths: Sequence[tuple[int, int]
         token_ids = (1 + number // 200, 1 + number % 200, *((3,) * max(0, prompt - 2)))[:prompt]
         sampling = SamplingParams(max_tokens=answer, temperature=0.0)
         core.add(EngineRequest(request_id=str(number), prompt=token_ids, sampling=sampling), lambda event: None)
-    shares, running = [], []
+    shares, crowded = [], []
     while not core.is_idle:
         core.step()
         statistics = core.statistics()
         if statistics.active_blocks:
             shares.append(statistics.fragmentation)
-            running.append(statistics.running)
+        if statistics.waiting:
+            crowded.append(statistics.running)
     return _Drained(
         shares=shares,
-        mean_running=round(mean(running), 1) if running else 0.0,
+        mean_crowded=round(mean(crowded), 1) if crowded else float(len(lengths)),
         num_preemptions=core.statistics().num_preemptions,
     )
 

@@ -25,7 +25,8 @@ from workers.retrieval.markdown import read_documents
 DEMO = Path(__file__).parents[2] / "demo"
 PROSE = Path(__file__).parents[1] / "prose.txt"
 STRIDE = 61  # coprime to most lengths of text: windows begin at ever other places
-PASSAGE_ROOM = 96  # tokens of the template, the system prompt and the question
+MORE = "More from the help centre"
+SPARE_TOKENS = 8  # passages that are joined may take other tokens than each alone
 
 
 class _Question(msgspec.Struct, frozen=True):
@@ -74,13 +75,15 @@ class PromptMaker:
     def _retrieval(self, profile: Profile, number: int) -> list[int]:
         question, document = self.questions[number % len(self.questions)]
         turn = number // len(self.questions)
-        room = prompt_limit(Workload.RETRIEVAL, profile) - PASSAGE_ROOM
+        first = Passage(text=document.text, title=document.title, document_id=document.document_id)
+        bare = self._ask(question, [first, Passage(text="More.", title=MORE)])
+        room = prompt_limit(profile) - len(bare) - SPARE_TOKENS
         second = self._filling(document, number + turn, room, is_one=profile == PROFILES["short"])
-        passages = [_passage(document), second]
+        return self._ask(question, [first, second] if turn % 2 == 0 else [second, first])
+
+    def _ask(self, question: str, passages: Sequence[Passage]) -> list[int]:
         context = StrategyContext(
-            request=GenerationRequest(prompt=question, max_tokens=profile.max_tokens),
-            prompter=self.prompter,
-            passages=tuple(passages if turn % 2 == 0 else passages[::-1]),
+            request=GenerationRequest(prompt=question), prompter=self.prompter, passages=tuple(passages)
         )
         prompt = KnowledgeStrategy(quotes=False).plan(context).prompt
         assert prompt is not None, "a question with passages asks the model"
@@ -88,7 +91,7 @@ class PromptMaker:
 
     def _filling(self, document: Document, start: int, room: int, *, is_one: bool) -> Passage:
         """Return further documents as the second passage: one, or as many as fit into `room` tokens."""
-        left = room - self.tokenizer.count(document.text)
+        left = room
         texts: list[str] = []
         for offset in range(len(self.documents)):
             other = self.documents[(start * 7 + offset) % len(self.documents)]
@@ -99,20 +102,14 @@ class PromptMaker:
             left -= cost
             if is_one:
                 break
-        return Passage(text="\n\n".join(texts), title="More from the help centre")
+        return Passage(text="\n\n".join(texts) or "Nothing.", title=MORE)
 
 
-def prompt_limit(workload: Workload, profile: Profile) -> int:
-    """Return how long a prompt is at most."""
-    if workload is Workload.RETRIEVAL and profile == PROFILES["short"]:
-        return SHORT_RETRIEVAL_TOKENS
-    return profile.prompt_tokens
+def prompt_limit(profile: Profile) -> int:
+    """Return how long a prompt with passages may be; the tokenizer of another model may need more for the question."""
+    return SHORT_RETRIEVAL_TOKENS if profile == PROFILES["short"] else profile.prompt_tokens
 
 
 def num_prompt_tokens(prompts: Sequence[Sequence[int]]) -> int:
     """Return the tokens of all prompts together."""
     return sum(map(len, prompts))
-
-
-def _passage(document: Document) -> Passage:
-    return Passage(text=document.text, title=document.title, document_id=document.document_id)

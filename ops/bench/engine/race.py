@@ -19,7 +19,7 @@ import psutil
 from ops.bench.engine.figures import RunFigures, figures_of, summed_up
 from ops.bench.engine.options import EngineName, Profile, Workload
 from ops.bench.engine.process import EntrantProcess, running, starter
-from ops.bench.engine.prompts import PromptMaker, num_prompt_tokens, prompt_limit
+from ops.bench.engine.prompts import PromptMaker, num_prompt_tokens
 from ops.errors import CommandError
 
 WARM_TOKENS = 4
@@ -95,14 +95,14 @@ async def run_cell(contest: Contest, cell: Cell, who: Sequence[tuple[EngineName,
 
 
 async def _load(contest: Contest, cell: Cell, entry: _Entry) -> None:
-    limit = prompt_limit(cell.workload, cell.profile)
+    prompts = contest.prompts.make(cell.workload, cell.profile, 0, (contest.repeats + 1) * (cell.concurrency + 1))
     entry.loaded = await entry.process.ask(
         do="load",
         folder=str(contest.folder),
         gguf=str(contest.ggufs.get(entry.precision, "")),
         precision=entry.precision,
         num_sequences=1 if cell.is_serial else cell.concurrency,
-        context=limit + cell.profile.max_tokens,
+        context=max(map(len, prompts)) + cell.profile.max_tokens,
         max_tokens=cell.profile.max_tokens,
         threads=contest.threads,
     )
