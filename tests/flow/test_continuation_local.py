@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from schemas.worker import Pool
+from schemas.errors import EngineUnavailableError
+from schemas.worker import Pool, WorkerState
 from tests.flow.continued import Heard, ask, check_once, published, start_path
 from tests.flow.harness import DIALOGUE, installation
 from tests.workers.generation.fakes import ContextModel, ScriptedModel, scripted, scripted_core
@@ -46,14 +47,15 @@ class Pausing(ContextModel):
         return super().forward(batch)
 
 
-def engine_of(model: Pausing) -> Any:
+def engine_of(model: Pausing, *, step_limit_s: float = 60.0) -> Any:
     """Return an in-process engine around a model whose every token depends on all before it."""
 
     def load(folder: Path, given: LocalEngineSettings) -> Loaded:
         core = scripted_core(model, num_slots=given.max_sequences, max_context=given.max_context)
         return replace(scripted(ScriptedModel(), max_context=given.max_context), core=core)
 
-    return LocalEngine(Path("nowhere"), LocalEngineSettings(max_sequences=4, max_context=1_024), load_model=load)
+    settings = LocalEngineSettings(max_sequences=4, max_context=1_024, step_limit_s=step_limit_s)
+    return LocalEngine(Path("nowhere"), settings, load_model=load)
 
 
 async def undisturbed(fields: dict[str, Any]) -> Heard:
@@ -91,3 +93,25 @@ async def test_a_sampled_answer_goes_on_with_the_tokens_it_would_have_drawn(name
         )
         assert [found.token_id for found in heard.logprobs] == [found.token_id for found in whole.logprobs]
         check_once(gea, {index: len(token_ids) for index, token_ids in whole.token_ids.items()})
+
+
+async def test_an_answer_whose_engine_hangs_is_handed_over() -> None:
+    """The step never comes back: the worker gives its engine up, says so, and ends; another one goes on."""
+    fields = {**DIALOGUE, "temperature": 1.0, "seed": 7, "max_tokens": 60}
+    whole = await undisturbed(fields)
+    model = Pausing()
+    async with installation() as gea, gea.client() as client:
+        await start_path(gea, engine_of(model, step_limit_s=0.4))
+        model.num_left = 9
+        asking = asyncio.create_task(ask(client, **fields))
+        await published(gea, 10)
+        hanging = gea.workers.pop("generation-1")
+        await asyncio.wait((hanging.task,), timeout=10)
+        assert isinstance(hanging.task.exception(), EngineUnavailableError)
+        assert (status := hanging.worker.status()).state is WorkerState.FAILED
+        assert "no step" in status.reason
+        await gea.start(Pool.GENERATION, "generation-2", engine_of(Pausing()))
+        heard = await asking
+        assert (heard.texts, heard.token_ids, heard.num_resets) == (whole.texts, whole.token_ids, 0)
+        await hanging.control.close()
+        model.go.set()
