@@ -78,10 +78,10 @@ void score(const View<T> &view, const Sight &sight, const float *queries, int64_
     for (int64_t i = sight.start / PANEL * PANEL; i < sight.stop; i += PANEL) {
         const T *left = view.key(sight.begin + i);
         const T *right = i + WIDTH < sight.stop ? view.key(sight.begin + i + WIDTH) : left;
-        for_tiles(num_heads, [&](int64_t first, auto num_rows) {
-            multiply_tile<decltype(num_rows)::value>(queries + first * view.head_dim, view.head_dim, left, right,
-                                                     view.block_size, view.head_dim, scores + first * PARTITION + i,
-                                                     PARTITION);
+        for_tiles(0, num_heads, [&](int64_t first, auto num_rows) {
+            Sums<decltype(num_rows)::value> sums;
+            sums.add(queries + first * view.head_dim, view.head_dim, left, right, view.block_size, view.head_dim);
+            sums.write(scores + first * PARTITION + i, PARTITION);
         });
     }
 }
@@ -152,7 +152,7 @@ void mix_columns(const View<T> &view, int64_t begin, int64_t first, int64_t last
 
 template <class T>
 void mix(const View<T> &view, const Sight &sight, const float *weights, int64_t num_heads, float *sums) {
-    for_tiles(num_heads, [&](int64_t top, auto num_rows) {
+    for_tiles(0, num_heads, [&](int64_t top, auto num_rows) {
         constexpr int ROWS = decltype(num_rows)::value;
         const int64_t first = sight.first(top), last = sight.last(top + ROWS - 1);
         const float *own = weights + top * PARTITION;

@@ -3,24 +3,46 @@
 namespace gea {
 namespace {
 
+// Panels and rows that are worked at together stay in the second-level cache.
+constexpr int64_t MOST_PANEL_BYTES = 160 * 1024;
+constexpr int64_t MOST_ROW_BYTES = 160 * 1024;
 constexpr int64_t MOST_PANELS = 16;  // claimed at once
+constexpr int64_t LINE = 64;
+
+// Weights that are needed next, fetched bit by bit while others are used: memory and arithmetic then overlap.
+struct Ahead {
+    const uint8_t *next, *end;
+    int64_t step;
+
+    GEA_INLINE void fetch() {
+        for (int64_t i = 0; i < step && next < end; i++, next += LINE) __builtin_prefetch(next, 0, 2);
+    }
+};
 
 template <int ROWS, class T>
-void multiply_panel(const Rows &rows, int64_t first, const uint8_t *panel, int64_t inputs, float *out) {
+void multiply_panel(const Rows &rows, int64_t first, const uint8_t *panel, int64_t inputs, Ahead &ahead, float *out) {
     const T *weights = reinterpret_cast<const T *>(panel);
-    multiply_tile<ROWS>(rows.floats + first * rows.stride, rows.stride, weights, weights + WIDTH, PANEL, inputs, out,
-                        PANEL);
+    const float *numbers = rows.floats + first * rows.stride;
+    Sums<ROWS> sums;
+    for (int64_t start = 0; start < inputs; start += GROUP) {
+        const T *left = weights + start * PANEL;
+        ahead.fetch();
+        sums.add(numbers + start, rows.stride, left, left + WIDTH, PANEL, std::min(GROUP, inputs - start));
+    }
+    sums.write(out, PANEL);
 }
 
 // Integers within a group, floats across groups; the row's own scale comes last.
 template <int ROWS>
-void multiply_panel_int8(const Rows &rows, int64_t first, const uint8_t *panel, int64_t inputs, float *out) {
+void multiply_panel_int8(const Rows &rows, int64_t first, const uint8_t *panel, int64_t inputs, Ahead &ahead,
+                         float *out) {
     const int16_t *ints = rows.ints + first * rows.stride;
     Floats zero = {};
     for (int r = 0; r < 2 * ROWS; r++) store(out + r * WIDTH, zero);
     for (int64_t start = 0; start < inputs; start += GROUP, panel += GROUP_BYTES) {
         const int8_t *pairs = reinterpret_cast<const int8_t *>(panel + PANEL * 4);
         Ints low[ROWS] = {}, high[ROWS] = {};
+        ahead.fetch();
 #ifdef __AVX2__
         for (int64_t pair = 0; pair < GROUP / 2; pair++, pairs += 2 * PANEL) {
             const __m128i *bytes = reinterpret_cast<const __m128i *>(pairs);
@@ -63,12 +85,13 @@ void multiply_panel_int8(const Rows &rows, int64_t first, const uint8_t *panel, 
 }
 
 template <int ROWS>
-void multiply_panel(Format format, const Rows &rows, int64_t first, const uint8_t *panel, int64_t inputs, float *out) {
+void multiply_panel(Format format, const Rows &rows, int64_t first, const uint8_t *panel, int64_t inputs, Ahead &ahead,
+                    float *out) {
     switch (format) {
-        case Format::FP32: return multiply_panel<ROWS, float>(rows, first, panel, inputs, out);
-        case Format::BF16: return multiply_panel<ROWS, Bf16>(rows, first, panel, inputs, out);
-        case Format::FP16: return multiply_panel<ROWS, Fp16>(rows, first, panel, inputs, out);
-        case Format::INT8: return multiply_panel_int8<ROWS>(rows, first, panel, inputs, out);
+        case Format::FP32: return multiply_panel<ROWS, float>(rows, first, panel, inputs, ahead, out);
+        case Format::BF16: return multiply_panel<ROWS, Bf16>(rows, first, panel, inputs, ahead, out);
+        case Format::FP16: return multiply_panel<ROWS, Fp16>(rows, first, panel, inputs, ahead, out);
+        case Format::INT8: return multiply_panel_int8<ROWS>(rows, first, panel, inputs, ahead, out);
     }
 }
 
@@ -101,30 +124,54 @@ void gate_tile(int64_t num_rows, float *gate, const float *other) {
     }
 }
 
-void multiply_unit(const Matrix &matrix, const Rows &rows, const Output &output, int64_t unit, int64_t bytes) {
-    const int64_t column = unit * PANEL, width = std::min(PANEL, matrix.outputs - column);
-    const bool is_gated = output.finish == Finish::GATE;
-    const uint8_t *panel = matrix.panels + unit * bytes * (is_gated ? 2 : 1);
-    for_tiles(rows.count, [&](int64_t first, auto num_rows) {
-        constexpr int ROWS = decltype(num_rows)::value;
-        alignas(32) float tile[ROWS * PANEL], other[ROWS * PANEL];
-        multiply_panel<ROWS>(matrix.format, rows, first, panel, matrix.inputs, tile);
-        if (output.bias != nullptr) add_bias(tile, ROWS, output.bias + column, width);
-        if (is_gated) {
-            multiply_panel<ROWS>(matrix.format, rows, first, panel + bytes, matrix.inputs, other);
-            if (output.bias != nullptr) add_bias(other, ROWS, output.bias + matrix.outputs + column, width);
-            gate_tile(ROWS, tile, other);
-        }
-        finish_tile(output, first, ROWS, column, width, tile);
-    });
-}
+// One product's work on a range of panels.
+struct Piece {
+    const Matrix &matrix;
+    const Rows &rows;
+    const Output &output;
+    int64_t bytes;  // of a panel
+    int64_t last;   // unit: a panel, or a pair of panels for GATE
+
+    bool is_gated() const { return output.finish == Finish::GATE; }
+    const uint8_t *panel(int64_t unit) const { return matrix.panels + unit * bytes * (is_gated() ? 2 : 1); }
+
+    void multiply_unit(int64_t unit, int64_t first_row, int64_t last_row) const {
+        const int64_t column = unit * PANEL, width = std::min(PANEL, matrix.outputs - column);
+        Ahead ahead = ahead_of(unit, last_row - first_row);
+        for_tiles(first_row, last_row, [&](int64_t first, auto num_rows) {
+            constexpr int ROWS = decltype(num_rows)::value;
+            alignas(32) float tile[ROWS * PANEL], other[ROWS * PANEL];
+            multiply_panel<ROWS>(matrix.format, rows, first, panel(unit), matrix.inputs, ahead, tile);
+            if (output.bias != nullptr) add_bias(tile, ROWS, output.bias + column, width);
+            if (is_gated()) {
+                multiply_panel<ROWS>(matrix.format, rows, first, panel(unit) + bytes, matrix.inputs, ahead, other);
+                if (output.bias != nullptr) add_bias(other, ROWS, output.bias + matrix.outputs + column, width);
+                gate_tile(ROWS, tile, other);
+            }
+            finish_tile(output, first, ROWS, column, width, tile);
+        });
+    }
+
+    // The unit behind this one, in as many steps as this one takes.
+    Ahead ahead_of(int64_t unit, int64_t num_rows) const {
+        const int64_t num_steps = ceil_div(num_rows, MAX_TILE_ROWS) * ceil_div(matrix.inputs, GROUP);
+        return {panel(unit + 1), panel(std::min(unit + 2, last)), ceil_div(ceil_div(bytes, LINE), num_steps)};
+    }
+};
 
 }  // namespace
 
 void multiply(Team &team, const Matrix &matrix, const Rows &rows, const Output &output) {
     const int64_t bytes = panel_bytes(matrix.format, matrix.inputs);
-    team.share(ceil_div(matrix.outputs, PANEL), MOST_PANELS, [&](int64_t first, int64_t last) {
-        for (int64_t unit = first; unit < last; unit++) multiply_unit(matrix, rows, output, unit, bytes);
+    const int64_t row_bytes = matrix.inputs * (matrix.format == Format::INT8 ? 2 : 4);
+    const int64_t num_blocks = ceil_div(rows.count * row_bytes, MOST_ROW_BYTES);
+    const int64_t most_panels = num_blocks > 1 ? std::max<int64_t>(1, MOST_PANEL_BYTES / bytes) : MOST_PANELS;
+    team.share(ceil_div(matrix.outputs, PANEL), most_panels, [&](int64_t first, int64_t last) {
+        const Piece piece{matrix, rows, output, bytes, last};
+        for (int64_t block = 0; block < num_blocks; block++) {
+            const int64_t first_row = block * rows.count / num_blocks, last_row = (block + 1) * rows.count / num_blocks;
+            for (int64_t unit = first; unit < last; unit++) piece.multiply_unit(unit, first_row, last_row);
+        }
     });
 }
 

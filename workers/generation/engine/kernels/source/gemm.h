@@ -66,35 +66,42 @@ void multiply(Team &team, const Matrix &matrix, const Rows &rows, const Output &
 // out[i] = number of input i of output `output`.
 void read_row(const Matrix &matrix, int64_t output, float *out);
 
-// out[r][0…7] and out[r][8…15] = sum over i of rows[r][i] * left[i][0…7], right[i][0…7]; `step` from input to input.
-template <int ROWS, class T>
-GEA_INLINE void multiply_tile(const float *rows, int64_t stride, const T *left, const T *right, int64_t step,
-                              int64_t count, float *out, int64_t out_stride) {
+// The sums of a tile: up to 6 rows of 16 columns.
+template <int ROWS>
+struct Sums {
     Floats low[ROWS] = {}, high[ROWS] = {};
-    for (int64_t i = 0; i < count; i++) {
-        Floats a = load(left + i * step), b = load(right + i * step);
+
+    // Adds rows[r][i] * left[i][0…7] and rows[r][i] * right[i][0…7] for all i; `step` numbers from input to input.
+    template <class T>
+    GEA_INLINE void add(const float *rows, int64_t stride, const T *left, const T *right, int64_t step, int64_t count) {
+        for (int64_t i = 0; i < count; i++) {
+            const Floats a = load(left + i * step), b = load(right + i * step);
 #pragma GCC unroll 6
-        for (int r = 0; r < ROWS; r++) {
-            Floats number = splat(rows[r * stride + i]);
-            low[r] = fma(number, a, low[r]);
-            high[r] = fma(number, b, high[r]);
+            for (int r = 0; r < ROWS; r++) {
+                const Floats number = splat(rows[r * stride + i]);
+                low[r] = fma(number, a, low[r]);
+                high[r] = fma(number, b, high[r]);
+            }
         }
     }
+
+    GEA_INLINE void write(float *out, int64_t stride) const {
 #pragma GCC unroll 6
-    for (int r = 0; r < ROWS; r++) {
-        store(out + r * out_stride, low[r]);
-        store(out + r * out_stride + WIDTH, high[r]);
+        for (int r = 0; r < ROWS; r++) {
+            store(out + r * stride, low[r]);
+            store(out + r * stride + WIDTH, high[r]);
+        }
     }
-}
+};
 
 constexpr int MAX_TILE_ROWS = 6;  // 12 sums, 2 vectors of weights and a broadcast number fit 16 registers
 
 // Calls body(first row, std::integral_constant of the number of rows) for tiles of nearly equal height.
 template <class Body>
-GEA_INLINE void for_tiles(int64_t num_rows, Body &&body) {
-    int64_t num_tiles = ceil_div(num_rows, MAX_TILE_ROWS);
+GEA_INLINE void for_tiles(int64_t begin, int64_t end, Body &&body) {
+    const int64_t count = end - begin, num_tiles = ceil_div(count, MAX_TILE_ROWS);
     for (int64_t tile = 0; tile < num_tiles; tile++) {
-        int64_t first = tile * num_rows / num_tiles, last = (tile + 1) * num_rows / num_tiles;
+        const int64_t first = begin + tile * count / num_tiles, last = begin + (tile + 1) * count / num_tiles;
         switch (last - first) {
             case 1: body(first, std::integral_constant<int, 1>()); break;
             case 2: body(first, std::integral_constant<int, 2>()); break;
