@@ -47,7 +47,7 @@ def check_status(status: WorkerStatus) -> None:
         _number(field, getattr(status, field), MAX_COUNT)
     for field in ("updated_ms", "started_ms", "last_step_ms"):
         _number(field, getattr(status, field), MAX_TIME_MS)
-    for field in ("step_ms", "request_ms", "error_rate"):
+    for field in ("step_ms", "request_ms", "error_rate", "kv_usage"):
         _finite(field, getattr(status, field))
     _number("num_partitions", status.num_partitions, MAX_PARTITIONS)
     _number("partitions", len(status.partitions), MAX_PARTITIONS)

@@ -40,7 +40,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     `partitions` are those of its pool's topic that it owns. `request_ms` is how long a request takes it from receipt
     to acknowledgement, `error_rate` the share of its recent requests that failed by its own fault: both smoothed.
-    `tokens_queued` estimates the tokens of received requests that are not decoded yet.
+    `tokens_queued` estimates the tokens of received requests that are not decoded yet. `kv_usage` is the share of an
+    engine's cache that running sequences hold.
     """
 
     worker_id: str
@@ -65,6 +66,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     request_ms: float = 0.0
     error_rate: float = 0.0
     tokens_queued: int = 0
+    kv_usage: float = 0.0
 
 
 class RouteTable(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

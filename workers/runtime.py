@@ -129,6 +129,7 @@ class Worker:
             requests_in_flight=consumer.num_in_flight if consumer else 0,
             tokens_in_flight=snapshot.tokens_in_flight,
             tokens_queued=snapshot.tokens_queued,
+            kv_usage=round(snapshot.kv_usage, 4),
             num_queued=snapshot.num_queued,
             num_handled=self._num_handled,
             step_ms=snapshot.step_ms,

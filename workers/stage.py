@@ -19,7 +19,8 @@ class StageSnapshot:
 
     `tokens_queued` estimates the tokens that are not decoded yet: of prompts, and up to `max_tokens` of each answer.
     `num_unbegun` counts the requests that a peer could begin with at once, since nothing of them is done here.
-    `owes_step`: work has come that the next step would take up. `failure` says why the stage cannot work any more.
+    `kv_usage` is the share of an engine's cache that running sequences hold. `owes_step`: work has come that the next
+    step would take up. `failure` says why the stage cannot work any more.
     """
 
     model: str = ""
@@ -29,6 +30,7 @@ class StageSnapshot:
     num_unbegun: int = 0
     step_ms: float = 0.0
     last_step_ms: int = 0
+    kv_usage: float = 0.0
     owes_step: bool = False
     failure: str = ""
 

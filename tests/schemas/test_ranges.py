@@ -76,6 +76,7 @@ def test_a_routed_request_out_of_range_is_refused_by_its_field(changes: dict[str
         {"request_ms": float("nan")},
         {"step_ms": float("inf")},
         {"error_rate": -0.5},
+        {"kv_usage": float("nan")},
         {"partitions": (-1,)},
         {"partitions": (2**31,)},
         {"partitions": tuple(range(70_000))},

@@ -48,6 +48,7 @@ from workers.stage import StageSnapshot
 LEASE_POLL_S = 0.05
 MAX_KNOWN = 10_000  # requests that have run here, for copies that come late
 KNOWN_S = 600.0
+MAX_FAILURE_CHARS = 300  # of the engine's, in the worker's status
 
 log = structlog.get_logger(__name__)
 
@@ -151,8 +152,9 @@ class GenerationHandler:
             num_queued=statistics.waiting,
             step_ms=statistics.step_ms,
             last_step_ms=statistics.last_step_ms,
+            kv_usage=statistics.kv_usage,
             owes_step=statistics.running + statistics.waiting > 0,
-            failure=statistics.failure,
+            failure=statistics.failure[:MAX_FAILURE_CHARS],
         )
 
     async def probe(self) -> float | None:
