@@ -20,7 +20,7 @@ from workers.generation.engine.protocol import KVPrecision, Precision
 from workers.generation.engine.transformers_attention import register_attention
 from workers.generation.engine.transformers_check import CHECKED_TOKENS, check_paged_run
 from workers.generation.engine.transformers_probe import AttentionShape, UnsupportedError, probe_attention
-from workers.generation.engine.weights import weight_files
+from workers.generation.engine.weights_hash import weight_files
 
 SENSES = ("vision", "audio", "image", "speech")
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})  # one table for the whole batch, by its longest context

@@ -19,9 +19,7 @@ import torch
 from schemas.errors import ConfigError
 from workers.generation.engine.config import ModelConfig
 from workers.generation.engine.weight_source import LayerWeights
-from workers.generation.engine.weights_hash import read_tensors, weight_files, weights_hash
-
-__all__ = ["NamedSource", "SafetensorsSource", "TensorSource", "read_tensors", "weight_files", "weights_hash"]
+from workers.generation.engine.weights_hash import weight_files
 
 Shape = tuple[int, ...]
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

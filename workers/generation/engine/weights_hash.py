@@ -8,11 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
-
-import torch
-from safetensors import SafetensorError, safe_open
 
 from schemas.errors import ConfigError
 
@@ -63,14 +59,3 @@ def sample_file(path: Path, digest: hashlib._Hash) -> None:
         for place in range(NUM_SAMPLES):
             file.seek(size * place // NUM_SAMPLES)
             digest.update(file.read(SAMPLE_BYTES))
-
-
-def read_tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield name and tensor of all weights, memory-mapped. Raises ConfigError for a broken file."""
-    for path in weight_files(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 (no mapping)
-                    yield name, file.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"generation.model: cannot read {path}: {error}") from error
