@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -133,11 +135,25 @@ def _run_engine(options: EngineOptions, model: Path | None, *, as_json: bool) ->
     from streams.telemetry import configure_logging
 
     configure_logging("error")
-    with Console(stderr=True, highlight=False).status("starting") as status:
-        found = run(run_engine(options, model or language_model_folder(), status.update))
+    with _progress() as say:
+        found = run(run_engine(options, model or language_model_folder(), say))
     _show(tables(found), as_json=as_json)
     if as_json:
         emit_json(found)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Give what tells a person on stderr how far things are: in place on a terminal, else line by line."""
+    console = Console(stderr=True, highlight=False)
+    with console.status("starting") as status:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not console.is_terminal:
+                console.print(text, style="dim", markup=False)
+
+        yield say
 
 
 def _show(tables: list[Table], *, as_json: bool) -> None:
@@ -158,8 +174,8 @@ def memory(budget: Budget = 256, out: Out = None, model: Model = None, as_json: 
         check_plots()
     folder = model or language_model_folder()
     options = MemoryOptions(folder=folder, backend=_backend(), budget_bytes=budget << 20)
-    with Console(stderr=True, highlight=False).status("starting") as status:
-        found = run_memory(options, status.update)
+    with _progress() as say:
+        found = run_memory(options, say)
     if out is not None:
         found["plots"] = [str(file) for file in save_plots(found, out)]
     _show(tables(found), as_json=as_json)
@@ -178,8 +194,8 @@ def quality(tokens: Tokens = 4_096, threads: Threads = None, model: Model = None
     configure_logging("error")
     folder = model or language_model_folder()
     options = QualityOptions(folder=folder, backend=_backend(), max_tokens=tokens, threads=threads or num_cores())
-    with Console(stderr=True, highlight=False).status("starting") as status:
-        found = run(run_quality(options, status.update))
+    with _progress() as say:
+        found = run(run_quality(options, say))
     _show(tables(found), as_json=as_json)
     if as_json:
         emit_json(found)

@@ -21,13 +21,13 @@ from workers.generation.engine.settings import Backend
 
 def shape(block_size: int = 16, precision: KVPrecision = KVPrecision.FP16) -> CacheShape:
     return CacheShape(
-        num_layers=2, num_kv_heads=1, head_dim=8, num_blocks=1, block_size=block_size, precision=precision
+        num_layers=2, num_kv_heads=1, head_dim=64, num_blocks=1, block_size=block_size, precision=precision
     )
 
 
 def test_a_sequence_takes_its_blocks_and_a_contiguous_one_its_longest_length() -> None:
     found = growth(shape())
-    token_bytes = 2 * 2 * 8 * 2
+    token_bytes = 2 * 2 * 64 * 2
     assert found["paged_mb"][0] == pytest.approx(128 * token_bytes / 1e6, abs=0.005)
     assert found["paged_mb"] == sorted(found["paged_mb"])
     assert found["paged_mb"][-1] == found["contiguous_mb"] == pytest.approx(MAX_CONTEXT * token_bytes / 1e6, abs=0.005)
@@ -45,7 +45,7 @@ def test_a_budget_holds_the_sequences_that_its_blocks_are_enough_for() -> None:
 def test_half_the_bits_hold_about_twice_the_sequences() -> None:
     room = 5 * 640 // 16 * shape().bytes_per_block
     narrow = budget(shape(precision=KVPrecision.INT8), room, num_mixed=1)
-    assert 5 * 1.2 < narrow["sequences"] <= 5 * 2
+    assert narrow["sequences"] in (9, 10)
 
 
 def test_waste_on_mixed_lengths_is_small_and_grows_with_the_blocks() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ops.bench.engine.summary import claims, ratios, targets
@@ -68,7 +70,7 @@ def test_the_worst_figure_against_transformers_decides_whether_we_are_never_slow
 
 
 def test_a_prompt_alone_counts_by_the_time_to_its_first_token() -> None:
-    alone = {"profile": "512/1", "concurrency": 1}
+    alone: dict[str, Any] = {"profile": "512/1", "concurrency": 1}
     theirs = result(PEER, "fp32", ttft_ms={"p50": 12.5, "p99": 13.0}, **alone)
     (row,) = [each for each in targets([], [result(**alone), theirs]) if "512 tokens" in each["target"]]
     assert (row["ours"], row["least"], row["met"]) == (1.25, 1.2, True)
