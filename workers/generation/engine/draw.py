@@ -19,6 +19,8 @@ from workers.generation.engine.sampler_state import MAX_SHIFT, MIN_DIVISOR, Samp
 
 GREEDY_BELOW = 1e-3  # below, a difference of 0.02 in the logits is already a factor of e^20
 HEAD_SIZE = 1_024  # most top_p heads lie within; sorting 50,000 logits takes ten times as long
+NOT_FINITE_ERROR = "the model returned logits that are not finite"
+NOTHING_ALLOWED_ERROR = "the form of the answer allows no token here"
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -30,12 +32,12 @@ def draw_row(logits: torch.Tensor, state: SamplerState, position: int, mask: tor
     finite or nothing is allowed.
     """
     if not bool(torch.isfinite(logits).all()):
-        raise ValueError("the model returned logits that are not finite")
+        raise ValueError(NOT_FINITE_ERROR)
     scores = penalized(logits, state)
     if mask is not None:
         allowed = allowed_tokens(mask, len(logits))
         if not bool(allowed.any()):
-            raise ValueError("the form of the answer allows no token here")
+            raise ValueError(NOTHING_ALLOWED_ERROR)
         scores = scores.masked_fill(~allowed, -math.inf)
     return draw(scores, state.params, draw_key(state.params.seed, state.index, position))
 

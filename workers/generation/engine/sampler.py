@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from schemas.tokens import TokenLogprob
-from workers.generation.engine.draw import draw_row, token_logprob
+from workers.generation.engine.draw import NOT_FINITE_ERROR, NOTHING_ALLOWED_ERROR, draw_row, token_logprob
+from workers.generation.engine.kernels.sampling import NOT_FINITE, NOTHING_ALLOWED, can_draw, native_sampler
 from workers.generation.engine.sampler_state import SamplerState
 
 
@@ -42,13 +43,26 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[Drawn | Exception]
 
     A row whose logits are not finite, or whose mask allows nothing, has a ValueError instead. Nothing is noted.
     """
-    return [_drawn(row_logits, row) for row_logits, row in zip(logits, rows, strict=True)]
+    assert len(logits) == len(rows)
+    native = native_sampler() if can_draw(logits) else None
+    if native is None:
+        return [_drawn(row_logits, row) for row_logits, row in zip(logits, rows, strict=True)]
+    states, positions = [row.state for row in rows], [row.position for row in rows]
+    drawn = native.draw(logits, states, positions, [row.mask for row in rows])
+    return [_told(token_id, each, row) for token_id, each, row in zip(drawn, logits, rows, strict=True)]
 
 
 def _drawn(logits: torch.Tensor, row: Row) -> Drawn | Exception:
     try:
-        token_id = draw_row(logits, row.state, row.position, row.mask)
+        return _told(draw_row(logits, row.state, row.position, row.mask), logits, row)
     except ValueError as error:
         return error
+
+
+def _told(token_id: int, logits: torch.Tensor, row: Row) -> Drawn | Exception:
+    if token_id == NOT_FINITE:
+        return ValueError(NOT_FINITE_ERROR)
+    if token_id == NOTHING_ALLOWED:
+        return ValueError(NOTHING_ALLOWED_ERROR)
     wanted = row.state.params.logprobs
     return Drawn(token_id, None if wanted is None else token_logprob(logits, token_id, wanted))
