@@ -14,11 +14,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import torch
-
 from ops.bench.blank_runner import BlankRunner, BytesTokenizer
 from workers.generation.engine.core import EngineCore
 from workers.generation.engine.limits import Limits
+from workers.generation.engine.loader import find_device
 from workers.generation.engine.opened import OpenedModel, open_model
 from workers.generation.engine.paged_cache import CacheShape
 from workers.generation.engine.protocol import EngineRequest, KVPrecision, Precision, SamplingParams
@@ -171,7 +170,7 @@ def _contiguous_bytes(shape: CacheShape) -> int:
 
 def _open(options: MemoryOptions, precision: Precision) -> OpenedModel:
     settings = LocalEngineSettings(precision=precision, max_context=MAX_CONTEXT, device="cpu")
-    return open_model(options.backend, options.folder, settings, torch.device("cpu"))
+    return open_model(options.backend, options.folder, settings, find_device("cpu"))
 
 
 def _conditions(options: MemoryOptions) -> dict[str, Any]:

@@ -14,11 +14,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ops.bench.engine.options import PROFILES, Workload
 from ops.bench.engine.prompts import PROSE, PromptMaker
 from workers.generation.engine.batch import ModelRunner, Segment, StepBatch
+from workers.generation.engine.loader import find_device
 from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.opened import open_model
 from workers.generation.engine.paged_cache import resolve_kv_precision
@@ -100,7 +99,7 @@ def _perplexity_in(
         num_threads=options.threads,
         device="cpu",
     )
-    model = open_model(options.backend, options.folder, settings, torch.device("cpu"))
+    model = open_model(options.backend, options.folder, settings, find_device("cpu"))
     num_blocks = len(token_ids) // settings.block_size + 1
     shape = model.cache_shape(num_blocks, settings.block_size, resolve_kv_precision(kv_precision, precision))
     runner = model.make_runner(shape, "quality")
@@ -114,14 +113,13 @@ def perplexity(runner: ModelRunner, token_ids: Sequence[int], chunk_tokens: int 
     """Return the perplexity of a text under a runner whose cache holds it as a whole."""
     blocks = tuple(range(runner.layout.num_blocks))
     loss = 0.0
-    with torch.inference_mode():
-        for start in range(0, len(token_ids) - 1, chunk_tokens):
-            read = token_ids[start : min(start + chunk_tokens, len(token_ids) - 1)]
-            needed = blocks[: -(-(start + len(read)) // runner.layout.block_size)]
-            segment = Segment(token_ids=tuple(read), start=start, block_table=needed, num_logits=len(read))
-            logits = runner.forward(StepBatch(segments=(segment,)))  # (len(read), vocab) fp32
-            following = torch.tensor(token_ids[start + 1 : start + 1 + len(read)])
-            loss += float(torch.nn.functional.cross_entropy(logits.double(), following, reduction="sum"))
+    for start in range(0, len(token_ids) - 1, chunk_tokens):
+        read = token_ids[start : min(start + chunk_tokens, len(token_ids) - 1)]
+        needed = blocks[: -(-(start + len(read)) // runner.layout.block_size)]
+        segment = Segment(token_ids=tuple(read), start=start, block_table=needed, num_logits=len(read))
+        logits = runner.forward(StepBatch(segments=(segment,))).double()  # (len(read), vocab)
+        following = list(token_ids[start + 1 : start + 1 + len(read)])
+        loss += float((logits.logsumexp(dim=-1) - logits[range(len(read)), following]).sum())
     return math.exp(loss / (len(token_ids) - 1))
 
 
