@@ -4,8 +4,9 @@ Knows rows and blocks, no sequences: each row has its own block table and length
 any other. The invariant: a row's result depends on its own query, blocks and length only. Contexts are cut at multiples
 of one length, splits are walked in tiles of fixed size and added in ascending order, whatever else is in the batch.
 
-The method is flash-decoding (Dao et al. 2023) with the block tables of Kwon et al. 2023. Importing this module needs
-`triton`, which comes with torch's CUDA builds; set TRITON_INTERPRET=1 before it is imported to run on the CPU.
+Products of fp32 are three of TF32, near fp32's digits (Ootomo and Yokota 2022): fused multiply-adds would not fit the
+registers. The method is flash-decoding (Dao et al. 2023) with the block tables of Kwon et al. 2023. Importing this
+module needs `triton`, which comes with torch's CUDA builds; set TRITON_INTERPRET=1 before it to run on the CPU.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def paged_attention(
     parts = query.new_empty((num_rows, num_heads, num_splits, head_dim), dtype=torch.float32)
     peaks = query.new_empty((2, num_rows, num_heads, num_splits), dtype=torch.float32)  # maxima, then sums
     group, dim = num_heads // num_kv_heads, max(16, triton.next_power_of_2(head_dim))
+    rows = max(MIN_ROWS, triton.next_power_of_2(group))
     reach = 0 if window is None else window
     _walk_split[(num_rows, num_kv_heads, num_splits)](
         *(query, keys, values, keys if key_scales is None else key_scales),
@@ -57,11 +59,11 @@ def paged_attention(
         *(scale, reach, tables.stride(0), num_splits),
         num_kv_heads=num_kv_heads,
         GROUP=group,
-        ROWS=max(MIN_ROWS, triton.next_power_of_2(group)),
+        ROWS=rows,
         HEAD_DIM=head_dim,
         DIM=dim,
         BLOCK_SIZE=block_size,
-        TILE=64 if dim <= 64 else 32,  # keys and values of one tile: at most 32 KiB in fp32 up to 128 numbers a head
+        TILE=tile_size(rows * dim),
         SPLIT=split,
         IS_8_BIT=key_scales is not None,
         DTYPE=_dot_dtype(query.dtype, keys.dtype),
@@ -79,6 +81,11 @@ def paged_attention(
         enable_fp_fusion=True,
     )
     return mixed
+
+
+def tile_size(numbers: int) -> int:
+    """Return the positions of a tile for so many numbers of queries in a program: what registers and memory hold."""
+    return 64 if numbers <= 16 * 64 else 32 if numbers <= 16 * 128 else 16
 
 
 def _dot_dtype(query: torch.dtype, cache: torch.dtype) -> tl.dtype:
@@ -136,7 +143,7 @@ def _walk_split(
             blocks = tl.load(tables + row * table_stride + positions // BLOCK_SIZE, mask=is_cached, other=0)
             pages = blocks.to(tl.int64) * num_kv_heads + kv_head  # (TILE,)
             tile = _load_keys(keys, pages, positions, is_cached, HEAD_DIM, DIM, BLOCK_SIZE)
-            scores = tl.dot(asked, tile.to(DTYPE), input_precision="ieee") * scale  # (ROWS, TILE)
+            scores = tl.dot(asked, tile.to(DTYPE), input_precision="tf32x3") * scale  # (ROWS, TILE)
             slots = pages * BLOCK_SIZE + positions % BLOCK_SIZE
             if IS_8_BIT:
                 scores *= tl.load(key_scales + slots, mask=is_cached, other=0.0)[None, :]
@@ -144,7 +151,7 @@ def _walk_split(
             higher = tl.maximum(peak, tl.max(scores, 1))
             shrink, weights = tl.exp(peak - higher), tl.exp(scores - higher[:, None])
             tile = _load_values(values, value_scales, slots, is_cached, HEAD_DIM, DIM, IS_8_BIT).to(DTYPE)
-            mixed = mixed * shrink[:, None] + tl.dot(weights.to(DTYPE), tile, input_precision="ieee")
+            mixed = mixed * shrink[:, None] + tl.dot(weights.to(DTYPE), tile, input_precision="tf32x3")
             total = total * shrink + tl.sum(weights, 1)
             peak = higher
         targets = rows * num_splits + split

@@ -76,7 +76,7 @@ def test_model_over_the_kernel_answers_as_the_reference(child: Results) -> None:
 @needs_cuda
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_compiled_attention_equals_the_naive_loop(case: Case) -> None:
-    given, within = inputs(case, lengths=LONG_LENGTHS), ROUNDING[case.dtype]
+    given, within = inputs(case, lengths=LONG_LENGTHS), max(ROUNDING[case.dtype], 1e-5)  # three products of TF32
     mixed = run(case, given.to("cuda"), max_length=max(LONG_LENGTHS)).cpu().float()
     torch.testing.assert_close(mixed, naive(case, given), atol=within, rtol=within)
 
