@@ -67,9 +67,12 @@ class PromptLookup:
 
     def _index(self, tokens: Sequence[int]) -> None:
         """Add the n-grams that have got a follower since the last call."""
+        end = len(tokens)
         for size in SIZES:
-            for place in range(max(size, self._num_indexed), len(tokens)):
-                self._following[tuple(tokens[place - size : place])] = place
+            first = max(size, self._num_indexed)  # the first follower that is new
+            if first < end:
+                columns = (tokens[first - size + place : end - size + place] for place in range(size))
+                self._following.update(zip(zip(*columns, strict=True), range(first, end), strict=True))
         self._num_indexed = len(tokens)
 
 
