@@ -145,7 +145,7 @@ def _runner(
         max_context=model.max_context,
         block_size=settings.block_size,
         bytes_per_block=one.bytes_per_block,
-        free_bytes=free_bytes(device, settings.memory_limit_bytes),
+        free_bytes=max(0, free_bytes(device, settings.memory_limit_bytes) - model.pending_bytes),
         share=settings.kv_memory_share,
     )
     shape = model.cache_shape(count, settings.block_size, kv_precision)

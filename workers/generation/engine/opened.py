@@ -6,7 +6,7 @@ Knows how each backend is made, not which one is wanted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -34,7 +34,8 @@ class OpenedModel:
     """`cache_shape` of so many blocks, of a size and precision; `make_runner` adds the cache of a shape and identity.
 
     `max_context` is what was wanted, or less where the model knows less. `activation_bytes` of the runner is what its
-    widest step keeps between the layers: measured where the backend can tell, else an estimate.
+    widest step keeps between the layers: measured where the backend can tell, else an estimate. `pending_bytes` of
+    weights on one device are read by `make_runner` only.
     """
 
     vocab_size: int
@@ -43,6 +44,7 @@ class OpenedModel:
     activation_bytes: Callable[[ModelRunner], int]
     cache_shape: Callable[[int, int, KVPrecision], CacheShape]
     make_runner: Callable[[CacheShape, str], ModelRunner]
+    pending_bytes: int = 0
 
 
 def open_model(backend: Backend, folder: Path, settings: LocalEngineSettings, device: torch.device) -> OpenedModel:
@@ -118,7 +120,10 @@ def _open_ranks(folder: Path, settings: LocalEngineSettings, device: torch.devic
         )
         return TensorParallelRunner(plan, vocab_size=config.vocab_size, identity=identity)
 
-    return _opened(config, max_context, weights_bytes, lambda runner: estimate, make_runner)
+    pending = weights_bytes if device.type == "cpu" else weights_bytes // size
+    return replace(
+        _opened(config, max_context, weights_bytes, lambda runner: estimate, make_runner), pending_bytes=pending
+    )
 
 
 def _open_transformers(folder: Path, settings: LocalEngineSettings, device: torch.device) -> OpenedModel:
