@@ -149,7 +149,7 @@ class Scheduler:
             if sequence.state is State.RUNNING:  # not preempted for one before
                 if self._make_room(sequence, len(sequence.tokens), plan):
                     self._run(sequence, len(sequence.tokens), plan)
-                elif sequence.last_step != self._step:
+                else:
                     self._preempt(sequence, plan)
 
     def _in_turn(self, ready: list[Sequence], room: int) -> list[Sequence]:
