@@ -47,11 +47,15 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> BytePairTokenizer:
             raise ConfigError(f"tokenizer.ggml.model {model!r} is not supported, only {', '.join(builders)}")
         native = builders[model](metadata)
         _add_tokens(native, metadata)
-        ends = (metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS)
-        ids = frozenset(end for end in ends if isinstance(end, int))
-        return BytePairTokenizer(native.to_str().encode(), eos_token_ids=ids)
+        return BytePairTokenizer(native.to_str().encode(), eos_token_ids=end_ids(metadata))
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(f"its tokenizer is broken: {error!r}") from error
+
+
+def end_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
+    """Return the ids that end an answer."""
+    ends = (metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS)
+    return frozenset(end for end in ends if isinstance(end, int))
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:

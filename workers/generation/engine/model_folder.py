@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 from workers.generation.engine.config import read_config, read_raw_config, why_not_native
 from workers.generation.engine.gguf_file import GgufFile
 from workers.generation.engine.gguf_source import GgufSource, read_gguf_config
-from workers.generation.engine.gguf_tokenizer import gguf_tokenizer
+from workers.generation.engine.gguf_tokenizer import end_ids, gguf_tokenizer
 from workers.generation.engine.tokenizer import BytePairTokenizer
 from workers.generation.engine.weight_source import WeightSource
 from workers.generation.engine.weights import SafetensorsSource
@@ -57,10 +57,13 @@ def load_tokenizer(place: Path) -> BytePairTokenizer:
     path = gguf_path(place)
     if path is None:
         return BytePairTokenizer.load(place)
+    metadata = GgufFile(path).metadata
     if (path.parent / "tokenizer.json").exists():
-        return BytePairTokenizer.load(path.parent)
+        tokenizer = BytePairTokenizer.load(path.parent)
+        tokenizer.eos_token_ids |= end_ids(metadata)
+        return tokenizer
     try:
-        return gguf_tokenizer(GgufFile(path).metadata)
+        return gguf_tokenizer(metadata)
     except ConfigError as error:
         raise ConfigError(f"generation.model: {path}: {error.message}") from error
 

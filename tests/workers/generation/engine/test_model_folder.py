@@ -57,10 +57,13 @@ def test_tokenizer_and_template_come_out_of_the_file(tmp_path: Path) -> None:
         load_tokenizer(path)
 
 
-def test_a_tokenizer_beside_the_file_wins(tmp_path: Path) -> None:
+def test_a_tokenizer_beside_the_file_wins_with_the_ends_of_the_file(tmp_path: Path) -> None:
     save(tmp_path / "model.gguf")
+    ends = load_tokenizer(tmp_path / "model.gguf").eos_token_ids
     save_tokenizer(tmp_path)
-    assert load_tokenizer(tmp_path / "model.gguf").control_id("<|im_start|>") == 1
+    tokenizer = load_tokenizer(tmp_path / "model.gguf")
+    assert tokenizer.control_id("<|im_start|>") == 1
+    assert tokenizer.eos_token_ids == ends and ends
 
 
 def test_other_families_go_to_transformers_and_quantized_ones_nowhere(tmp_path: Path) -> None:
