@@ -14,6 +14,7 @@
 
 #include "export.h"
 #include "threads.h"
+#include "vector.h"
 
 namespace gea {
 namespace {
@@ -22,9 +23,13 @@ constexpr int NOT_FINITE = -1, NOTHING_ALLOWED = -2;  // as in kernels/sampling.
 constexpr int LANES = 32;
 constexpr int64_t BLOCK = 256;
 constexpr float INF = std::numeric_limits<float>::infinity();
-constexpr float NO_WEIGHT = -60.0f;  // e^-60 of 50,000 tokens is nothing in a double beside 1
+constexpr float NO_WEIGHT = -50.0f;  // e^-50 of a million tokens is nothing in a double beside 1
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
 constexpr int64_t MIN_SHARED_FLOATS = 200'000;  // fewer logits are done before another thread is awake
+
+typedef float Fours __attribute__((vector_size(16)));
+typedef double Doubles __attribute__((vector_size(32)));
+typedef uint64_t Longs __attribute__((vector_size(32)));
 
 struct Token {
     float value;  // (logit - greatest) / temperature: at most 0
@@ -47,14 +52,15 @@ uint64_t draw_key(uint64_t seed, uint64_t index, uint64_t position) {
     return mix(mix(mix(GOLDEN + seed) + GOLDEN + index) + GOLDEN + position);
 }
 
-// e^x for -700 <= x <= 0, to the last bit or two: e^(k ln 2 + r), a series for r.
-inline double exponential(double x) {
-    const double shifter = 0x1.8p52;
-    const double shifted = x * 1.4426950408889634 + shifter;
-    const double k = shifted - shifter;
-    const double r = (x - k * 0x1.62e42fefa0000p-1) - k * 0x1.cf79abc9e3b39p-40;
-    double sum = 1.0 / 479001600.0;
-    sum = sum * r + 1.0 / 39916800.0;
+// e^x for -700 <= x <= 0, to the last bit or two: 2^k e^r with a series for e^r, which is returned; k is in the last bits
+// of `shifted`.
+template <class T>
+GEA_INLINE T series(T x, T &shifted) {
+    const double shifter = 0x1.8p52;  // the sum's last bits are a whole number
+    shifted = x * 1.4426950408889634 + shifter;
+    const T k = shifted - shifter;
+    const T r = (x - k * 0x1.62e42fefa0000p-1) - k * 0x1.cf79abc9e3b39p-40;
+    T sum = (1.0 / 479001600.0) * r + 1.0 / 39916800.0;
     sum = sum * r + 1.0 / 3628800.0;
     sum = sum * r + 1.0 / 362880.0;
     sum = sum * r + 1.0 / 40320.0;
@@ -66,12 +72,19 @@ inline double exponential(double x) {
     sum = sum * r + 0.5;
     sum = sum * r + 1.0;
     sum = sum * r + 1.0;
-    uint64_t power, bits;
-    memcpy(&power, &shifted, sizeof power);
-    memcpy(&bits, &sum, sizeof bits);
-    bits += power << 52;
-    memcpy(&sum, &bits, sizeof sum);
     return sum;
+}
+
+inline double exponential(double x) {
+    double shifted;
+    const double sum = series(x, shifted);
+    return bit_cast<double>(bit_cast<uint64_t>(sum) + (bit_cast<uint64_t>(shifted) << 52));
+}
+
+GEA_INLINE Doubles exponential(Doubles x) {
+    Doubles shifted;
+    const Doubles sum = series(x, shifted);
+    return Doubles(Longs(sum) + (Longs(shifted) << 52));
 }
 
 // The greatest of `count` numbers, none of which is NaN.
@@ -137,21 +150,21 @@ void forbid(float *scores, const int32_t *mask, int64_t count) {
 }
 
 double sum_of_weights(const float *values, int64_t count) {
-    constexpr int SUMS = 8;
-    double sums[SUMS] = {};
+    Doubles sums[2] = {};
+    double total = 0.0;
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {
         if (greatest(values + i, LANES) < NO_WEIGHT) continue;
-        for (int lane = 0; lane < LANES; lane += SUMS)
-            for (int j = 0; j < SUMS; j++) {
-                const double value = values[i + lane + j];
-                sums[j] += exponential(value < -700.0 ? -700.0 : value);
-            }
+        for (int lane = 0; lane < LANES; lane += 4) {
+            Fours four;
+            memcpy(&four, values + i + lane, sizeof four);
+            four = four < NO_WEIGHT ? Fours{} + NO_WEIGHT : four;
+            sums[lane / 4 % 2] += exponential(__builtin_convertvector(four, Doubles));
+        }
     }
     for (; i < count; i++)
-        if (values[i] >= NO_WEIGHT) sums[0] += exponential(values[i]);
-    double total = 0.0;
-    for (double sum : sums) total += sum;
+        if (values[i] >= NO_WEIGHT) total += exponential(values[i]);
+    for (int lane = 0; lane < 4; lane++) total += sums[0][lane] + sums[1][lane];
     return total;
 }
 
