@@ -67,6 +67,7 @@ class LocalEngine:
         self._uncompiled: dict[int, EngineRequest] = {}  # by ticket, while their constraint is compiled
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="gea-constraint")
         self._next_ticket = 0
+        self._started: asyncio.Future[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -87,12 +88,13 @@ class LocalEngine:
 
     async def start(self) -> None:
         """Load and warm. Raises ConfigError for a model that cannot run, EngineUnavailableError if loading failed."""
-        assert self._watching is None, "an engine starts once"
+        assert self._started is None, "an engine starts once"
         self._loop = asyncio.get_running_loop()
-        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._started = self._loop.create_future()
         self._thread.start()
-        self._watching = asyncio.create_task(self._watch())
         await self._started
+        if not self._is_stopping:
+            self._watching = asyncio.create_task(self._watch())
 
     def submit(self, request: EngineRequest) -> QueuedStream:
         """Queue a request; errors as `Engine.submit`. Its constraint is compiled first; an unusable one ends it."""
@@ -142,7 +144,7 @@ class LocalEngine:
         self._is_stopping = True
         await end_tasks(self._watching)
         self._thread.ask_to_stop()
-        if self._watching is not None:
+        if self._started is not None:
             await asyncio.to_thread(self._thread.join, STUCK_STOP_TIMEOUT_S if self._failure else STOP_TIMEOUT_S)
         self._compiling.shutdown(wait=False, cancel_futures=True)
         self._fail_streams(STOPPED)
@@ -212,6 +214,7 @@ class LocalEngine:
 
     def _on_loaded(self, result: Loaded | BaseException) -> None:
         """Take the model, or why there is none. Runs in the engine's thread."""
+        assert self._started is not None, "`start` has begun the thread"
         if not isinstance(result, BaseException):
             self._loaded = result
             self._call(partial(_settle, self._started, None))
