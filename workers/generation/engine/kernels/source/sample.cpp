@@ -54,24 +54,34 @@ uint64_t draw_key(uint64_t seed, uint64_t index, uint64_t position) {
 
 // e^x for -700 <= x <= 0, to the last bit or two: 2^k e^r with a series for e^r, which is returned; k is in the last bits
 // of `shifted`.
+inline double fused(double a, double b, double c) { return a * b + c; }
+
+GEA_INLINE Doubles fused(Doubles a, Doubles b, double c) {
+#ifdef __FMA__
+    return Doubles(_mm256_fmadd_pd(__m256d(a), __m256d(b), _mm256_set1_pd(c)));
+#else
+    return a * b + c;
+#endif
+}
+
 template <class T>
 GEA_INLINE T series(T x, T &shifted) {
     const double shifter = 0x1.8p52;  // the sum's last bits are a whole number
     shifted = x * 1.4426950408889634 + shifter;
     const T k = shifted - shifter;
     const T r = (x - k * 0x1.62e42fefa0000p-1) - k * 0x1.cf79abc9e3b39p-40;
-    T sum = (1.0 / 479001600.0) * r + 1.0 / 39916800.0;
-    sum = sum * r + 1.0 / 3628800.0;
-    sum = sum * r + 1.0 / 362880.0;
-    sum = sum * r + 1.0 / 40320.0;
-    sum = sum * r + 1.0 / 5040.0;
-    sum = sum * r + 1.0 / 720.0;
-    sum = sum * r + 1.0 / 120.0;
-    sum = sum * r + 1.0 / 24.0;
-    sum = sum * r + 1.0 / 6.0;
-    sum = sum * r + 0.5;
-    sum = sum * r + 1.0;
-    sum = sum * r + 1.0;
+    T sum = r * (1.0 / 479001600.0) + 1.0 / 39916800.0;
+    sum = fused(sum, r, 1.0 / 3628800.0);
+    sum = fused(sum, r, 1.0 / 362880.0);
+    sum = fused(sum, r, 1.0 / 40320.0);
+    sum = fused(sum, r, 1.0 / 5040.0);
+    sum = fused(sum, r, 1.0 / 720.0);
+    sum = fused(sum, r, 1.0 / 120.0);
+    sum = fused(sum, r, 1.0 / 24.0);
+    sum = fused(sum, r, 1.0 / 6.0);
+    sum = fused(sum, r, 0.5);
+    sum = fused(sum, r, 1.0);
+    sum = fused(sum, r, 1.0);
     return sum;
 }
 
