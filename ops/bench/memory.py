@@ -37,10 +37,14 @@ MB = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOptions:
-    """`folder` is a model folder of the Llama family; `budget_bytes` is what the cache may have."""
+    """`folder` is a model folder of the Llama family; `budget_bytes` is what the cache may have.
+
+    `more_files` hold the same weights in another form; their sizes are shown beside the folder's.
+    """
 
     folder: Path
     backend: Backend
+    more_files: tuple[Path, ...] = ()
     budget_bytes: int = BUDGET_BYTES
     block_size: int = LocalEngineSettings().block_size
 
@@ -51,7 +55,7 @@ def run_memory(options: MemoryOptions, say: Callable[[str], None]) -> dict[str, 
     for precision in PRECISIONS:
         say(f"weights in {precision}")
         model = _open(options, precision)
-        weights.append(weight_figures(options.folder, model, precision))
+        weights.append({"precision": str(precision), "weights_mb": round(model.weights_bytes / MB, 1)})
         shape_of = model.cache_shape
     assert shape_of is not None
     shapes = {kv: shape_of(1, options.block_size, kv) for kv in KV_PRECISIONS}
@@ -59,20 +63,16 @@ def run_memory(options: MemoryOptions, say: Callable[[str], None]) -> dict[str, 
     return {
         "conditions": _conditions(options),
         "weights": weights,
+        "files": file_figures([*sorted(options.folder.glob("*.safetensors")), *options.more_files]),
         "growth": [{"kv_precision": str(kv), **growth(shape)} for kv, shape in shapes.items()],
         "budget": [{"kv_precision": str(kv), **budget(shape, options.budget_bytes)} for kv, shape in shapes.items()],
         "waste": waste(shapes[KVPrecision.FP16]),
     }
 
 
-def weight_figures(folder: Path, model: OpenedModel, precision: Precision) -> dict[str, Any]:
-    """Return what weights take in memory, and what their files take in the folder as it is."""
-    files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    return {
-        "precision": str(precision),
-        "weights_mb": round(model.weights_bytes / MB, 1),
-        "file_mb": round(files / MB, 1),
-    }
+def file_figures(files: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the size of each file of weights."""
+    return [{"file": file.name, "file_mb": round(file.stat().st_size / MB, 1)} for file in files]
 
 
 def growth(shape: CacheShape) -> dict[str, Any]:
@@ -181,5 +181,5 @@ def _conditions(options: MemoryOptions) -> dict[str, Any]:
         "max_context": MAX_CONTEXT,
         "contiguous": "every sequence gets the longest context at once, in the same number format (arithmetic)",
         "paged": "our scheduler and block pool with a model that computes nothing; prefix cache on, prompts differ",
-        "weights": "in memory, as loaded; file: the folder's safetensors, which every precision is made from",
+        "weights": "in memory, as loaded; every precision is made from the same file while it is read",
     }

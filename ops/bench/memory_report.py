@@ -24,6 +24,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
     """Return one table for each part, the conditions last."""
     return [
         _weights(found["weights"]),
+        _files(found["files"]),
         _growth(found["growth"]),
         _budget(found["budget"]),
         _pairs("waste", found["waste"]),
@@ -55,6 +56,7 @@ def _draw_growth(axes: Any, rows: list[dict[str, Any]]) -> None:
         label = f"contiguous, {row['kv_precision']}"
         axes.axhline(row["contiguous_mb"], linestyle="--", color=line.get_color(), label=label)
     axes.set(xlabel="tokens of the answer", ylabel="MB of keys and values", title="One sequence, prompt of 128 tokens")
+    axes.set_ylim(bottom=0)
     axes.legend(fontsize="small")
 
 
@@ -76,9 +78,16 @@ def _draw_weights(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 
 def _weights(rows: list[dict[str, Any]]) -> Table:
-    table = Table("precision", "weights, MB", "file, MB", title="weights")
+    table = Table("precision", "weights in memory, MB", title="weights")
     for row in rows:
-        table.add_row(row["precision"], f"{row['weights_mb']:g}", f"{row['file_mb']:g}")
+        table.add_row(row["precision"], f"{row['weights_mb']:g}")
+    return table
+
+
+def _files(rows: list[dict[str, Any]]) -> Table:
+    table = Table("file", "MB", title="files that they are read from")
+    for row in rows:
+        table.add_row(row["file"], f"{row['file_mb']:g}")
     return table
 
 

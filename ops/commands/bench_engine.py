@@ -164,6 +164,7 @@ def _show(tables: list[Table], *, as_json: bool) -> None:
 
 def memory(budget: Budget = 256, out: Out = None, model: Model = None, as_json: Json = False) -> None:
     """Measure what memory goes into: keys and values against a contiguous cache, a fixed budget, waste, weights."""
+    from ops.bench.engine.models import language_gguf
     from ops.bench.memory import MemoryOptions, run_memory
     from ops.bench.memory_report import check_plots, save_plots, tables
     from ops.embedded import language_model_folder
@@ -172,8 +173,12 @@ def memory(budget: Budget = 256, out: Out = None, model: Model = None, as_json: 
     configure_logging("error")
     if out is not None:
         check_plots()
-    folder = model or language_model_folder()
-    options = MemoryOptions(folder=folder, backend=_backend(), budget_bytes=budget << 20)
+    options = MemoryOptions(
+        folder=model or language_model_folder(),
+        backend=_backend(),
+        more_files=() if model else (language_gguf(),),
+        budget_bytes=budget << 20,
+    )
     with _progress() as say:
         found = run_memory(options, say)
     if out is not None:
