@@ -127,7 +127,7 @@ def test_each_choice_goes_on_from_its_own_cut(name: str) -> None:
     sampling = replace(SAMPLINGS[name], n=3)
     whole = answer(core, ask(sampling))
     assert len(set(whole.token_ids)) == 3
-    cuts = [sorted({0, 1 + place, len(ids)}) for place, ids in enumerate(whole.token_ids)]
+    cuts = [sorted({0, 1, len(ids) // 2, len(ids)}) for ids in whole.token_ids]
     for chosen in product(*cuts):
         output = tuple(ids[:cut] for ids, cut in zip(whole.token_ids, chosen, strict=True))
         assert answer(core, ask(sampling, output)) == whole
@@ -247,7 +247,7 @@ def test_time_to_the_first_new_token_is_prefill() -> None:
     assert (finished.queue_ms, finished.prefill_ms) == (1_000, 6_000)  # chunks of prompt and output
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(

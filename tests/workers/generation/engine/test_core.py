@@ -163,7 +163,7 @@ def test_any_order_of_events_ends_every_request_once_and_frees_all_blocks(events
         assert reader.finished.usage.completion_tokens == reader.num_tokens()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.builds(

@@ -119,7 +119,7 @@ ENGINES = st.fixed_dictionaries(
 POOLS = st.tuples(st.sampled_from([(64, 1), (24, 2), (12, 4), (16, 4), (7, 8), (256, 16)]), st.sampled_from([None, 5]))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(ASKED, min_size=1, max_size=7), ENGINES, POOLS)
 def test_every_mix_gives_the_tokens_of_the_naive_loop(
     asked: list[Asked], engine: dict[str, object], pool: tuple[tuple[int, int], int | None]
