@@ -1,7 +1,7 @@
 """The form of an answer as what may come next: JSON schemas, regular expressions, choices to masks of allowed tokens.
 
-llguidance does the parsing: it compiles in milliseconds (xgrammar: tens of them to seconds), bounds what a form may
-cost, refuses by name what it cannot hold an answer to, and depends on nothing.
+llguidance does the parsing: it bounds what a form may cost, refuses by name what it cannot hold an answer to, needs no
+other package, and compiled a small schema in 1.5 ms (xgrammar 0.2.9: 41 ms, but its masks took a third of the time).
 
 Knows bytes of tokens, no model. The invariants: only tokens with text and, where the form is whole, the ends of
 sequence are ever allowed; JSON gets `, ` and `: ` and no other white space outside of strings, so that none is endless.
@@ -23,7 +23,7 @@ from workers.generation.engine.protocol import ConstraintKind, ConstraintSpec, T
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-MAX_CACHED = 64  # a deployment's forms are few and recur; each takes some megabytes at most
+MAX_CACHED = 64  # a deployment's forms are few and recur
 MAX_BYTES = 65_536
 MAX_ERROR_CHARS = 300
 NOT_ALLOWED = "satisfy the grammar"  # llguidance's word for a token that does not fit, as opposed to too much work
