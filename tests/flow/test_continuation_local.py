@@ -97,7 +97,7 @@ async def test_a_sampled_answer_goes_on_with_the_tokens_it_would_have_drawn(name
 
 async def test_an_answer_whose_engine_hangs_is_handed_over() -> None:
     """The step never comes back: the worker gives its engine up, says so, and ends; another one goes on."""
-    fields = {**DIALOGUE, "temperature": 1.0, "seed": 7, "max_tokens": 60}
+    fields: dict[str, Any] = {**DIALOGUE, "temperature": 1.0, "seed": 7, "max_tokens": 60}
     whole = await undisturbed(fields)
     model = Pausing()
     async with installation() as gea, gea.client() as client:
