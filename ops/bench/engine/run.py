@@ -21,6 +21,7 @@ from ops.bench.engine.summary import claims, ratios, targets
 from workers.generation.engine.tokenizer import BytePairTokenizer
 
 ONE_BY_ONE = 8  # requests of the reference's claim about batches
+DISTURBED_CORES = 0.2  # busy with something else during a run: from there on its figures are not to be trusted
 CPU_INFO = Path("/proc/cpuinfo")
 
 
@@ -110,6 +111,7 @@ def conditions(options: EngineOptions, model: Path, results: Sequence[dict[str, 
         "memory": "high-water marks of the process; serving_… from when it was loaded; …_model_mb without what "
         "importing took",
         "itl": "gap between two deliveries to the reader, of one token or several",
+        "disturbed": sorted(_name(each) for each in ran if each["cores_busy_elsewhere"] > DISTURBED_CORES),
         "reckoned": sorted(_name(each) for each in ran if each["is_reckoned"]),
         "left_out": _left_out(options, results),
     }

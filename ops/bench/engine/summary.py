@@ -103,6 +103,7 @@ def targets(results: Sequence[Result], prefill: Sequence[Result]) -> list[Result
     found = ratios(results)
     rows = [
         *_at_least(found, EngineName.GENERATE_BATCH, 32, "plain", "tokens_per_s", 8.0),
+        *_at_least(found, EngineName.GENERATE_BATCH, 32, "plain", "decode_tokens_per_s", 8.0),
         *_at_least(found, EngineName.LLAMA_CPP, 32, "plain", "tokens_per_s", 1.8),
         *_at_least(found, EngineName.LLAMA_CPP, 32, "plain", "decode_tokens_per_s", 1.8),
         *_at_least(found, EngineName.LLAMA_CPP, 8, "plain", "tokens_per_s", 1.3),

@@ -118,7 +118,7 @@ class GenerateBatch:
             "kv_bytes": kv_bytes(self._model, self._num_blocks * PAGE_SIZE),
             "version": f"transformers {transformers.__version__}, torch {torch.__version__}",
             "how": f"ContinuousBatchingManager with workload hints, streaming, {self._num_blocks} blocks of {PAGE_SIZE}"
-            " (by default it takes 60 % of the memory), "
+            " (its default of 60 % of the memory is no faster), "
             f"{self._model.config._attn_implementation} attention; "
             "eos_token_id=-1",
         }

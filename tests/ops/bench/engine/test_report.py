@@ -44,10 +44,14 @@ def test_every_combination_is_a_cell_and_short_ones_come_first() -> None:
 
 def test_conditions_say_what_ran_and_what_was_left_out(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    given = [result(num_draft_tokens=9, num_accepted_tokens=3), result("transformers_generate", "fp32"), SKIPPED]
-    found = conditions(OPTIONS, tmp_path, given)
+    given = [
+        result(num_draft_tokens=9, num_accepted_tokens=3),
+        result("transformers_generate", "fp32", cores_busy_elsewhere=0.9),
+    ]
+    found = conditions(OPTIONS, tmp_path, [*given, SKIPPED])
     assert found["weights_sha256"] == weights_sha256(tmp_path)[:16]
     assert found["versions"]["transformers_generate"] == "1"
+    assert found["disturbed"] == ["transformers_generate fp32, plain short at 8"]
     assert any("99 s" in line for line in found["left_out"])
     assert any("llama_cpp" in line for line in found["left_out"])
     assert json.loads(json.dumps(found)) == found
