@@ -14,7 +14,13 @@ from typing import Any
 
 import structlog
 
-from workers.generation.engine.kernels.build import BuildError, build_library, default_folder, has_x86_64_v3
+from workers.generation.engine.kernels.build import (
+    BuildError,
+    build_library,
+    default_folder,
+    find_compiler,
+    has_x86_64_v3,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -49,7 +55,19 @@ def _load(folder: Path) -> Library | None:
         _log.warning("kernels.unavailable", reason="the CPU has no AVX2")
         return None
     try:
-        return Library(build_library(folder))
+        return _open(folder)
     except (BuildError, OSError) as error:
         _log.warning("kernels.unavailable", reason=str(error))
         return None
+
+
+def _open(folder: Path) -> Library:
+    """Load what is compiled in a folder; what cannot be loaded is compiled again where there is a compiler."""
+    path = build_library(folder)
+    try:
+        return Library(path)
+    except OSError:
+        if not find_compiler():
+            raise
+        path.unlink(missing_ok=True)
+        return Library(build_library(folder))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import platform
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from workers.generation.engine.kernels import library
 from workers.generation.engine.kernels.build import (
     BuildError,
     build_library,
     default_folder,
     find_compiler,
+    has_x86_64_v3,
     machine_flags,
 )
 from workers.generation.engine.kernels.library import Library, load_library
@@ -113,3 +117,24 @@ def test_a_folder_that_cannot_be_written_is_a_build_error(tmp_path: Path, source
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(BuildError):
         build_library(tmp_path / "file" / "made", sources=sources)
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_loaded_is_compiled_again(
+    tmp_path: Path, sources: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if platform.machine() == "x86_64" and not has_x86_64_v3():
+        pytest.skip("no kernels are loaded on this CPU")
+    monkeypatch.setattr(library, "build_library", functools.partial(build_library, sources=sources))
+    broken = build_library(tmp_path / "made", sources=sources)
+    broken.write_bytes(b"no library")
+    loaded = load_library(tmp_path / "made")
+    assert loaded is not None
+    assert loaded.path == broken
+    assert loaded.function("seven", ctypes.c_int, [])() == 7
+
+
+def test_the_image_has_its_kernels_before_it_loses_its_compiler() -> None:
+    dockerfile = (Path(__file__).parents[5] / "ops/Dockerfile").read_text(encoding="utf-8")
+    stage = dockerfile[dockerfile.index("build-essential") : dockerfile.rindex("FROM ")]
+    assert "build_library(default_folder())" in stage
