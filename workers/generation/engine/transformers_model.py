@@ -55,7 +55,7 @@ def load_causal_model(folder: Path, *, precision: Precision, device: torch.devic
     over a paged cache.
     """
     if precision not in FLOATS:
-        raise ConfigError(f"generation.precision: {precision} needs a model of the Llama family, not {folder.name}")
+        raise ConfigError(f"generation.precision: {precision} is not for the backend transformers")
     weight_files(folder)
     config = _read_config(folder)
     register_attention()
