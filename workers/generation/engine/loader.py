@@ -149,7 +149,13 @@ def _runner(
         share=settings.kv_memory_share,
     )
     shape = model.cache_shape(count, settings.block_size, kv_precision)
-    return model.make_runner(shape, f"{identity.engine}/{identity.weights_hash}/{identity.precision}")
+    try:
+        return model.make_runner(shape, f"{identity.engine}/{identity.weights_hash}/{identity.precision}")
+    except RuntimeError as error:  # so say torch's allocators
+        if "memory" not in str(error):
+            raise
+        size = count * one.bytes_per_block >> 20
+        raise ConfigError(f"generation.local.kv_cache_tokens: no memory for {size} MB of cache: {error}") from error
 
 
 def _limits(settings: LocalEngineSettings, layout: CacheLayout) -> Limits:

@@ -188,3 +188,9 @@ async def test_identity_names_what_shapes_the_text(folder: Path) -> None:
 def test_what_cannot_run_here_is_refused_by_name(folder: Path, changed: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
         load(folder, settings(**changed))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cache_that_no_memory_holds_is_named(folder: Path, backend: Backend) -> None:
+    with pytest.raises(ConfigError, match=r"local\.kv_cache_tokens: no memory for [0-9]+ MB of cache"):
+        load(folder, settings(backend=backend, kv_cache_tokens=10**13))
