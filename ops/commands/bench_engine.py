@@ -138,6 +138,9 @@ def _run_engine(options: EngineOptions, model: Path | None, *, as_json: bool) ->
     with _progress() as say:
         found = run(run_engine(options, model or language_model_folder(), say))
     _show(tables(found), as_json=as_json)
+    if disturbed := found["conditions"]["disturbed"]:
+        text = f"! not to be relied on: something else was busy beside {len(disturbed)} of the runs; see the conditions"
+        Console(stderr=True, highlight=False).print(text, style="yellow", markup=False)
     if as_json:
         emit_json(found)
 
