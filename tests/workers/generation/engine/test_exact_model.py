@@ -19,7 +19,7 @@ from workers.generation.engine.protocol import EngineRequest, Precision, Samplin
 from workers.generation.engine.settings import Backend, LocalEngineSettings, Preemption
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
-NUM_TOKENS = 16
+NUM_TOKENS = 20
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS)
 SEEDED = SamplingParams(temperature=1.0, top_p=0.95, seed=5, max_tokens=NUM_TOKENS, n=2)
 TEXTS = (
