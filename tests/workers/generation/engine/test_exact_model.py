@@ -32,11 +32,15 @@ TEXTS = (
 )
 LONG = "The keeper of the lighthouse wrote: all ships came home, and none was lost. " * 18
 LENGTHS = (2, 3, 4, 255, 256, 257)
-TINY = {"kv_cache_tokens": 384, "max_sequences": 16}  # far less than all of it needs: they push each other out
+TINY = {
+    "kv_cache_tokens": 288,
+    "block_size": 8,
+    "max_sequences": 16,
+}  # far less than all of it needs: they push each other out
 ENGINES: dict[str, dict[str, Any]] = {
-    "batched": {"max_sequences": 32},
-    "swapped": {**TINY, "preemption": Preemption.SWAP, "block_size": 8, "max_batched_tokens": 64},
-    "read_again": {**TINY, "block_size": 32, "max_draft": 0},
+    "batched": {"max_sequences": 32, "block_size": 32},
+    "swapped": {**TINY, "preemption": Preemption.SWAP, "max_batched_tokens": 64},
+    "read_again": {**TINY, "max_draft": 0},
     "torch": {"backend": Backend.TORCH, "block_size": 64, "max_sequences": 8, "prefix_cache": False},
 }
 
