@@ -139,23 +139,23 @@ def _runner(
     """Give a model its cache, as large as settings and memory allow."""
     kv_precision = resolve_kv_precision(settings.kv_precision, settings.precision)
     one = model.cache_shape(1, settings.block_size, kv_precision)
+    free = max(0, free_bytes(device, settings.memory_limit_bytes) - model.pending_bytes)
     count = num_blocks(
         wanted_tokens=settings.kv_cache_tokens,
         max_sequences=settings.max_sequences,
         max_context=model.max_context,
         block_size=settings.block_size,
         bytes_per_block=one.bytes_per_block,
-        free_bytes=max(0, free_bytes(device, settings.memory_limit_bytes) - model.pending_bytes),
+        free_bytes=free,
         share=settings.kv_memory_share,
     )
+    size = count * one.bytes_per_block
+    if settings.kv_cache_tokens is not None and size > free:
+        raise ConfigError(
+            f"generation.local.kv_cache_tokens: no memory for {size >> 20} MB of cache: {free >> 20} MB are free"
+        )
     shape = model.cache_shape(count, settings.block_size, kv_precision)
-    try:
-        return model.make_runner(shape, f"{identity.engine}/{identity.weights_hash}/{identity.precision}")
-    except RuntimeError as error:  # so say torch's allocators
-        if "memory" not in str(error):
-            raise
-        size = count * one.bytes_per_block >> 20
-        raise ConfigError(f"generation.local.kv_cache_tokens: no memory for {size} MB of cache: {error}") from error
+    return model.make_runner(shape, f"{identity.engine}/{identity.weights_hash}/{identity.precision}")
 
 
 def _limits(settings: LocalEngineSettings, layout: CacheLayout) -> Limits:

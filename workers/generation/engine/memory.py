@@ -54,7 +54,7 @@ def num_blocks(
 ) -> int:
     """Return how many blocks a cache gets. Where nothing is wanted, as many as all sequences need at their longest.
 
-    A number that is wanted is given whether it fits or not: the allocator says so.
+    A number that is wanted is given whether it fits or not: the caller says so.
     """
     if wanted_tokens is not None:
         return max(1, wanted_tokens // block_size)

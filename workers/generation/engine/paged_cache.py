@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
+from mmap import mmap
 
 import torch
 
@@ -65,13 +67,13 @@ class PagedCache:
         self.shape = shape
         lead = (shape.num_layers, shape.num_blocks, shape.num_kv_heads)
         dtype = KV_DTYPES[shape.precision]
-        self.keys = torch.zeros((*lead, shape.head_dim, shape.block_size), dtype=dtype, device=device)
-        self.values = torch.zeros((*lead, shape.block_size, shape.head_dim), dtype=dtype, device=device)
+        self.keys = _zeros((*lead, shape.head_dim, shape.block_size), dtype, device)
+        self.values = _zeros((*lead, shape.block_size, shape.head_dim), dtype, device)
         self.key_scales: torch.Tensor | None = None
         self.value_scales: torch.Tensor | None = None
         if shape.precision is KVPrecision.INT8:
-            self.key_scales = torch.zeros((*lead, shape.block_size), device=device)
-            self.value_scales = torch.zeros((*lead, shape.block_size), device=device)
+            self.key_scales = _zeros((*lead, shape.block_size), torch.float32, device)
+            self.value_scales = _zeros((*lead, shape.block_size), torch.float32, device)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return all tensors, keys and values first, then the scales where there are any."""
@@ -96,6 +98,21 @@ class PagedCache:
         """Put back what `read_blocks` has returned for as many blocks, bit for bit."""
         for tensor, part in zip(self.tensors(), content, strict=True):
             tensor[:, list(blocks)] = part.to(tensor.device)
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeros. On the CPU they are an anonymous mapping of their own: torch's allocator would touch every page.
+
+    Raises MemoryError, or what torch's allocator raises.
+    """
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    num_bytes = prod(shape) * dtype.itemsize
+    try:
+        pages = mmap(-1, num_bytes)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{num_bytes} bytes cannot be mapped: {error}") from error
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
 def resolve_kv_precision(wanted: KVPrecision, weights: Precision) -> KVPrecision:
