@@ -8,7 +8,9 @@
 namespace gea {
 namespace {
 
-constexpr int64_t TILE_HEADS = 48;  // rows times heads of a group; their scores are 24 KB
+constexpr int64_t TILE_HEADS = 48;  // rows times heads of a group: their scores and queries are 36 KB
+constexpr int MAX_SUMS = 12;        // vectors that fit the registers beside what they are made of
+constexpr int MAX_LOW_ROWS = 3;     // so few rows leave room for twice as many columns, and need them to hide latency
 constexpr float NOTHING = -INFINITY;
 
 // A softmax under way, for rows times heads: weighted sums of values, the largest score, the sum of weights.
@@ -62,7 +64,7 @@ struct Sight {
     Sight(const Tile &tile, int64_t window, int64_t group, int64_t part)
         : position(tile.position), window(window), group(group), begin(part * PARTITION) {
         start = std::max(begin, lowest(0)) - begin;
-        stop = std::min(begin + PARTITION, int64_t(tile.position) + tile.num_rows) - begin;
+        stop = std::min(begin + PARTITION, position + tile.num_rows) - begin;
     }
 
     // The lowest position that a row sees.
@@ -73,16 +75,34 @@ struct Sight {
     int64_t last(int64_t head) const { return std::min(stop, position + head / group + 1 - begin); }
 };
 
+// Scores of `VECTORS` times 8 positions from `i` on.
+template <int VECTORS, class T>
+void score_columns(const View<T> &view, const Sight &sight, int64_t i, const float *queries, int64_t num_heads,
+                   float *scores) {
+    const T *columns[VECTORS];
+    for (int v = 0; v < VECTORS; v++) {  // what lies behind the last position is not looked at
+        columns[v] = v == 0 || i + v * WIDTH < sight.stop ? view.key(sight.begin + i + v * WIDTH) : columns[v - 1];
+    }
+    for_tiles(0, num_heads, [&](int64_t top, auto num_rows) {
+        constexpr int ROWS = decltype(num_rows)::value;
+        if constexpr (ROWS * VECTORS <= MAX_SUMS) {
+            Sums<ROWS, VECTORS> sums;
+            sums.add(queries + top * view.head_dim, view.head_dim, columns, view.block_size, view.head_dim);
+            sums.write(scores + top * PARTITION + i, PARTITION);
+        }
+    });
+}
+
 template <class T>
 void score(const View<T> &view, const Sight &sight, const float *queries, int64_t num_heads, float *scores) {
-    for (int64_t i = sight.start / PANEL * PANEL; i < sight.stop; i += PANEL) {
-        const T *left = view.key(sight.begin + i);
-        const T *right = i + WIDTH < sight.stop ? view.key(sight.begin + i + WIDTH) : left;
-        for_tiles(0, num_heads, [&](int64_t first, auto num_rows) {
-            Sums<decltype(num_rows)::value> sums;
-            sums.add(queries + first * view.head_dim, view.head_dim, left, right, view.block_size, view.head_dim);
-            sums.write(scores + first * PARTITION + i, PARTITION);
-        });
+    const bool is_low = num_heads <= MAX_LOW_ROWS;
+    const int64_t step = is_low ? 4 * WIDTH : 2 * WIDTH;
+    for (int64_t i = sight.start / step * step; i < sight.stop; i += step) {
+        if (is_low) {
+            score_columns<4>(view, sight, i, queries, num_heads, scores);
+        } else {
+            score_columns<2>(view, sight, i, queries, num_heads, scores);
+        }
     }
 }
 
@@ -124,50 +144,36 @@ void weigh(float *scores, const Sight &sight, int64_t head, const float *key_sca
     }
 }
 
-// out[r][0 … 8 VECTORS - 1] = sum over positions of weights[r][position] * value[position][…].
-template <int ROWS, int VECTORS, class T>
-void mix_columns(const View<T> &view, int64_t begin, int64_t first, int64_t last, const float *weights,
-                 int64_t column, float *out) {
-    Floats sums[ROWS][VECTORS] = {};
-    for (int64_t i = first; i < last;) {
-        const int64_t position = begin + i, head_dim = view.head_dim;
-        const int64_t end = std::min(last, i + view.block_size - position % view.block_size);
-        const T *value = view.value(position) + column;
-        for (; i < end; i++, value += head_dim) {
-            Floats numbers[VECTORS];
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) numbers[v] = load(value + v * WIDTH);
-#pragma GCC unroll 6
-            for (int r = 0; r < ROWS; r++) {
-                const Floats weight = splat(weights[r * PARTITION + i]);
-#pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(weight, numbers[v], sums[r][v]);
+// Weighted sums of `VECTORS` times 8 columns of the values.
+template <int VECTORS, class T>
+void mix_columns(const View<T> &view, const Sight &sight, const float *weights, int64_t num_heads, int64_t column,
+                 float *out) {
+    for_tiles(0, num_heads, [&](int64_t top, auto num_rows) {
+        constexpr int ROWS = decltype(num_rows)::value;
+        if constexpr (ROWS * VECTORS <= MAX_SUMS) {
+            Sums<ROWS, VECTORS> sums;
+            const int64_t last = sight.last(top + ROWS - 1);
+            for (int64_t i = sight.first(top), end; i < last; i = end) {
+                end = std::min(last, i + view.block_size - (sight.begin + i) % view.block_size);
+                const T *value = view.value(sight.begin + i) + column, *columns[VECTORS];
+                for (int v = 0; v < VECTORS; v++) columns[v] = value + v * WIDTH;
+                sums.add(weights + top * PARTITION + i, PARTITION, columns, view.head_dim, end - i);
             }
+            sums.write(out + top * view.head_dim + column, view.head_dim);
         }
-    }
-    for (int r = 0; r < ROWS; r++) {
-        for (int v = 0; v < VECTORS; v++) store(out + r * view.head_dim + column + v * WIDTH, sums[r][v]);
-    }
+    });
 }
 
 template <class T>
 void mix(const View<T> &view, const Sight &sight, const float *weights, int64_t num_heads, float *sums) {
-    for_tiles(0, num_heads, [&](int64_t top, auto num_rows) {
-        constexpr int ROWS = decltype(num_rows)::value;
-        const int64_t first = sight.first(top), last = sight.last(top + ROWS - 1);
-        const float *own = weights + top * PARTITION;
-        float *out = sums + top * view.head_dim;
-        int64_t column = 0;
-        if constexpr (ROWS <= 3) {
-            for (; column + 4 * WIDTH <= view.head_dim; column += 4 * WIDTH) {
-                mix_columns<ROWS, 4>(view, sight.begin, first, last, own, column, out);
-            }
-        }
-        for (; column + 2 * WIDTH <= view.head_dim; column += 2 * WIDTH) {
-            mix_columns<ROWS, 2>(view, sight.begin, first, last, own, column, out);
-        }
-        if (column < view.head_dim) mix_columns<ROWS, 1>(view, sight.begin, first, last, own, column, out);
-    });
+    int64_t column = 0;
+    for (; num_heads <= MAX_LOW_ROWS && column + 4 * WIDTH <= view.head_dim; column += 4 * WIDTH) {
+        mix_columns<4>(view, sight, weights, num_heads, column, sums);
+    }
+    for (; column + 2 * WIDTH <= view.head_dim; column += 2 * WIDTH) {
+        mix_columns<2>(view, sight, weights, num_heads, column, sums);
+    }
+    if (column < view.head_dim) mix_columns<1>(view, sight, weights, num_heads, column, sums);
 }
 
 template <class T>

@@ -3,11 +3,12 @@
 namespace gea {
 namespace {
 
-// Panels and rows that are worked at together stay in the second-level cache.
+// What is worked at together: a part of a panel stays in the first-level cache, panels and rows in the second.
+constexpr int64_t MOST_DEPTH_BYTES = 26 * 1024;
 constexpr int64_t MOST_PANEL_BYTES = 160 * 1024;
 constexpr int64_t MOST_ROW_BYTES = 160 * 1024;
+constexpr int64_t MOST_ROWS = 96;
 constexpr int64_t MOST_PANELS = 16;  // claimed at once
-constexpr int64_t LINE = 64;
 
 // Weights that are needed next, fetched bit by bit while others are used: memory and arithmetic then overlap.
 struct Ahead {
@@ -19,40 +20,42 @@ struct Ahead {
     }
 };
 
+// sums[r][0…15] += the product of a tile's rows with the inputs `begin` to `end` of a panel.
 template <int ROWS, class T>
-void multiply_panel(const Rows &rows, int64_t first, const uint8_t *panel, int64_t inputs, Ahead &ahead, float *out) {
+void add_products(const Rows &rows, int64_t first, const uint8_t *panel, int64_t begin, int64_t end, Ahead &ahead,
+                  float *sums) {
     const T *weights = reinterpret_cast<const T *>(panel);
     const float *numbers = rows.floats + first * rows.stride;
-    Sums<ROWS> sums;
-    for (int64_t start = 0; start < inputs; start += GROUP) {
+    Sums<ROWS, 2> tile;
+    tile.read(sums, PANEL);
+    for (int64_t start = begin; start < end; start += GROUP) {
         const T *left = weights + start * PANEL;
         ahead.fetch();
-        sums.add(numbers + start, rows.stride, left, left + WIDTH, PANEL, std::min(GROUP, inputs - start));
+        tile.add(numbers + start, rows.stride, {left, left + WIDTH}, PANEL, std::min(GROUP, end - start));
     }
-    sums.write(out, PANEL);
+    tile.write(sums, PANEL);
 }
 
-// Integers within a group, floats across groups; the row's own scale comes last.
+// Integers within a group, floats across groups; the row's own scale comes at the end.
 template <int ROWS>
-void multiply_panel_int8(const Rows &rows, int64_t first, const uint8_t *panel, int64_t inputs, Ahead &ahead,
-                         float *out) {
+void add_products_int8(const Rows &rows, int64_t first, const uint8_t *panel, int64_t begin, int64_t end, Ahead &ahead,
+                       float *sums) {
     const int16_t *ints = rows.ints + first * rows.stride;
-    Floats zero = {};
-    for (int r = 0; r < 2 * ROWS; r++) store(out + r * WIDTH, zero);
-    for (int64_t start = 0; start < inputs; start += GROUP, panel += GROUP_BYTES) {
+    panel += begin / GROUP * GROUP_BYTES;
+    for (int64_t start = begin; start < end; start += GROUP, panel += GROUP_BYTES) {
         const int8_t *pairs = reinterpret_cast<const int8_t *>(panel + PANEL * 4);
         Ints low[ROWS] = {}, high[ROWS] = {};
         ahead.fetch();
 #ifdef __AVX2__
         for (int64_t pair = 0; pair < GROUP / 2; pair++, pairs += 2 * PANEL) {
             const __m128i *bytes = reinterpret_cast<const __m128i *>(pairs);
-            __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
-            __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
+            const __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
+            const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
 #pragma GCC unroll 6
             for (int r = 0; r < ROWS; r++) {
                 int32_t both;
                 memcpy(&both, ints + r * rows.stride + start + 2 * pair, 4);
-                __m256i number = _mm256_set1_epi32(both);
+                const __m256i number = _mm256_set1_epi32(both);
                 low[r] += (Ints)_mm256_madd_epi16(a, number);
                 high[r] += (Ints)_mm256_madd_epi16(b, number);
             }
@@ -60,7 +63,7 @@ void multiply_panel_int8(const Rows &rows, int64_t first, const uint8_t *panel, 
 #else
         for (int64_t i = 0; i < GROUP; i++) {
             for (int r = 0; r < ROWS; r++) {
-                int32_t number = ints[r * rows.stride + start + i];
+                const int32_t number = ints[r * rows.stride + start + i];
                 for (int c = 0; c < WIDTH; c++) {
                     low[r][c] += number * pairs[(i / 2 * PANEL + c) * 2 + i % 2];
                     high[r][c] += number * pairs[(i / 2 * PANEL + WIDTH + c) * 2 + i % 2];
@@ -69,94 +72,112 @@ void multiply_panel_int8(const Rows &rows, int64_t first, const uint8_t *panel, 
         }
 #endif
         const float *scales = reinterpret_cast<const float *>(panel);
-        Floats a = load(scales), b = load(scales + WIDTH);
+        const Floats a = load(scales), b = load(scales + WIDTH);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
-            float *sums = out + r * PANEL;
-            store(sums, fma(to_floats(low[r]), a, load(sums)));
-            store(sums + WIDTH, fma(to_floats(high[r]), b, load(sums + WIDTH)));
+            float *to = sums + r * PANEL;
+            store(to, fma(to_floats(low[r]), a, load(to)));
+            store(to + WIDTH, fma(to_floats(high[r]), b, load(to + WIDTH)));
         }
-    }
-    for (int r = 0; r < ROWS; r++) {
-        Floats scale = splat(rows.scales[first + r]);
-        store(out + r * PANEL, load(out + r * PANEL) * scale);
-        store(out + r * PANEL + WIDTH, load(out + r * PANEL + WIDTH) * scale);
     }
 }
 
 template <int ROWS>
-void multiply_panel(Format format, const Rows &rows, int64_t first, const uint8_t *panel, int64_t inputs, Ahead &ahead,
-                    float *out) {
+void add_products(Format format, const Rows &rows, int64_t first, const uint8_t *panel, int64_t begin, int64_t end,
+                  Ahead &ahead, float *sums) {
     switch (format) {
-        case Format::FP32: return multiply_panel<ROWS, float>(rows, first, panel, inputs, ahead, out);
-        case Format::BF16: return multiply_panel<ROWS, Bf16>(rows, first, panel, inputs, ahead, out);
-        case Format::FP16: return multiply_panel<ROWS, Fp16>(rows, first, panel, inputs, ahead, out);
-        case Format::INT8: return multiply_panel_int8<ROWS>(rows, first, panel, inputs, ahead, out);
+        case Format::FP32: return add_products<ROWS, float>(rows, first, panel, begin, end, ahead, sums);
+        case Format::BF16: return add_products<ROWS, Bf16>(rows, first, panel, begin, end, ahead, sums);
+        case Format::FP16: return add_products<ROWS, Fp16>(rows, first, panel, begin, end, ahead, sums);
+        case Format::INT8: return add_products_int8<ROWS>(rows, first, panel, begin, end, ahead, sums);
     }
 }
 
-void add_bias(float *tile, int64_t num_rows, const float *bias, int64_t width) {
-    for (int64_t r = 0; r < num_rows; r++) {
-        for (int64_t c = 0; c < width; c++) tile[r * PANEL + c] += bias[c];
-    }
-}
+// One product's work on some of its units: panels, or pairs of panels for GATE.
+class Piece {
+  public:
+    Piece(const Matrix &matrix, const Rows &rows, const Output &output, int64_t bytes, int64_t last)
+        : matrix_(matrix), rows_(rows), output_(output), bytes_(bytes), last_(last) {}
 
-// Writes `width` columns of a finished tile; 16 of them but for the last panel.
-void finish_tile(const Output &output, int64_t first, int64_t num_rows, int64_t column, int64_t width, float *tile) {
-    for (int64_t r = 0; r < num_rows; r++) {
-        float *sums = tile + r * PANEL, *to = output.floats + (first + r) * output.stride + column;
-        if (output.finish == Finish::ADD) {
-            for (int64_t c = 0; c < width; c++) to[c] += sums[c];
-        } else if (width == PANEL) {
-            store(to, load(sums));
-            store(to + WIDTH, load(sums + WIDTH));
-        } else {
-            for (int64_t c = 0; c < width; c++) to[c] = sums[c];
+    void multiply(int64_t unit, int64_t first, int64_t last) const {
+        alignas(32) float sums[MOST_ROWS * PANEL], others[MOST_ROWS * PANEL];
+        const int64_t column = unit * PANEL, width = std::min(PANEL, matrix_.outputs - column), count = last - first;
+        Ahead ahead = ahead_of(unit, count);
+        multiply_panel(panel(unit), first, last, ahead, sums);
+        if (output_.bias != nullptr) add_bias(output_.bias + column, count, width, sums);
+        if (is_gated()) {
+            multiply_panel(panel(unit) + bytes_, first, last, ahead, others);
+            if (output_.bias != nullptr) add_bias(output_.bias + matrix_.outputs + column, count, width, others);
+            gate(count, sums, others);
         }
+        finish(first, count, column, width, sums);
     }
-}
 
-// silu(x) = x / (1 + e^-x)
-void gate_tile(int64_t num_rows, float *gate, const float *other) {
-    for (int64_t i = 0; i < num_rows * PANEL; i += WIDTH) {
-        const Floats x = load(gate + i);
-        store(gate + i, x / (splat(1.0f) + exp(-x)) * load(other + i));
-    }
-}
-
-// One product's work on a range of panels.
-struct Piece {
-    const Matrix &matrix;
-    const Rows &rows;
-    const Output &output;
-    int64_t bytes;  // of a panel
-    int64_t last;   // unit: a panel, or a pair of panels for GATE
-
-    bool is_gated() const { return output.finish == Finish::GATE; }
-    const uint8_t *panel(int64_t unit) const { return matrix.panels + unit * bytes * (is_gated() ? 2 : 1); }
-
-    void multiply_unit(int64_t unit, int64_t first_row, int64_t last_row) const {
-        const int64_t column = unit * PANEL, width = std::min(PANEL, matrix.outputs - column);
-        Ahead ahead = ahead_of(unit, last_row - first_row);
-        for_tiles(first_row, last_row, [&](int64_t first, auto num_rows) {
-            constexpr int ROWS = decltype(num_rows)::value;
-            alignas(32) float tile[ROWS * PANEL], other[ROWS * PANEL];
-            multiply_panel<ROWS>(matrix.format, rows, first, panel(unit), matrix.inputs, ahead, tile);
-            if (output.bias != nullptr) add_bias(tile, ROWS, output.bias + column, width);
-            if (is_gated()) {
-                multiply_panel<ROWS>(matrix.format, rows, first, panel(unit) + bytes, matrix.inputs, ahead, other);
-                if (output.bias != nullptr) add_bias(other, ROWS, output.bias + matrix.outputs + column, width);
-                gate_tile(ROWS, tile, other);
-            }
-            finish_tile(output, first, ROWS, column, width, tile);
-        });
-    }
+  private:
+    bool is_gated() const { return output_.finish == Finish::GATE; }
+    const uint8_t *panel(int64_t unit) const { return matrix_.panels + unit * bytes_ * (is_gated() ? 2 : 1); }
 
     // The unit behind this one, in as many steps as this one takes.
     Ahead ahead_of(int64_t unit, int64_t num_rows) const {
-        const int64_t num_steps = ceil_div(num_rows, MAX_TILE_ROWS) * ceil_div(matrix.inputs, GROUP);
-        return {panel(unit + 1), panel(std::min(unit + 2, last)), ceil_div(ceil_div(bytes, LINE), num_steps)};
+        const int64_t num_steps = ceil_div(num_rows, MAX_TILE_ROWS) * ceil_div(matrix_.inputs, GROUP);
+        return {panel(unit + 1), panel(std::min(unit + 2, last_)), ceil_div(ceil_div(bytes_, LINE), num_steps)};
     }
+
+    void multiply_panel(const uint8_t *panel, int64_t first, int64_t last, Ahead &ahead, float *sums) const {
+        const int64_t depth = std::max<int64_t>(1, MOST_DEPTH_BYTES * matrix_.inputs / bytes_ / GROUP) * GROUP;
+        std::fill(sums, sums + (last - first) * PANEL, 0.0f);
+        for (int64_t begin = 0; begin < matrix_.inputs; begin += depth) {
+            const int64_t end = std::min(matrix_.inputs, begin + depth);
+            for_tiles(first, last, [&](int64_t row, auto num_rows) {
+                add_products<decltype(num_rows)::value>(matrix_.format, rows_, row, panel, begin, end, ahead,
+                                                        sums + (row - first) * PANEL);
+            });
+        }
+        if (matrix_.format == Format::INT8) scale_rows(first, last, sums);
+    }
+
+    void scale_rows(int64_t first, int64_t last, float *sums) const {
+        for (int64_t row = first; row < last; row++, sums += PANEL) {
+            const Floats scale = splat(rows_.scales[row]);
+            store(sums, load(sums) * scale);
+            store(sums + WIDTH, load(sums + WIDTH) * scale);
+        }
+    }
+
+    static void add_bias(const float *bias, int64_t num_rows, int64_t width, float *sums) {
+        for (int64_t r = 0; r < num_rows; r++) {
+            for (int64_t c = 0; c < width; c++) sums[r * PANEL + c] += bias[c];
+        }
+    }
+
+    // silu(x) = x / (1 + e^-x)
+    static void gate(int64_t num_rows, float *sums, const float *others) {
+        for (int64_t i = 0; i < num_rows * PANEL; i += WIDTH) {
+            const Floats x = load(sums + i);
+            store(sums + i, x / (splat(1.0f) + exp(-x)) * load(others + i));
+        }
+    }
+
+    // Writes `width` columns of the result; 16 of them but for the last panel.
+    void finish(int64_t first, int64_t num_rows, int64_t column, int64_t width, const float *sums) const {
+        for (int64_t r = 0; r < num_rows; r++, sums += PANEL) {
+            float *to = output_.floats + (first + r) * output_.stride + column;
+            if (output_.finish == Finish::ADD) {
+                for (int64_t c = 0; c < width; c++) to[c] += sums[c];
+            } else if (width == PANEL) {
+                store(to, load(sums));
+                store(to + WIDTH, load(sums + WIDTH));
+            } else {
+                for (int64_t c = 0; c < width; c++) to[c] = sums[c];
+            }
+        }
+    }
+
+    const Matrix &matrix_;
+    const Rows &rows_;
+    const Output &output_;
+    const int64_t bytes_;  // of a panel
+    const int64_t last_;   // unit behind the piece
 };
 
 }  // namespace
@@ -164,13 +185,13 @@ struct Piece {
 void multiply(Team &team, const Matrix &matrix, const Rows &rows, const Output &output) {
     const int64_t bytes = panel_bytes(matrix.format, matrix.inputs);
     const int64_t row_bytes = matrix.inputs * (matrix.format == Format::INT8 ? 2 : 4);
-    const int64_t num_blocks = ceil_div(rows.count * row_bytes, MOST_ROW_BYTES);
-    const int64_t most_panels = num_blocks > 1 ? std::max<int64_t>(1, MOST_PANEL_BYTES / bytes) : MOST_PANELS;
-    team.share(ceil_div(matrix.outputs, PANEL), most_panels, [&](int64_t first, int64_t last) {
-        const Piece piece{matrix, rows, output, bytes, last};
+    const int64_t num_blocks = std::max(ceil_div(rows.count * row_bytes, MOST_ROW_BYTES), ceil_div(rows.count, MOST_ROWS));
+    const int64_t most_units = num_blocks > 1 ? std::max<int64_t>(1, MOST_PANEL_BYTES / bytes) : MOST_PANELS;
+    team.share(ceil_div(matrix.outputs, PANEL), most_units, [&](int64_t first, int64_t last) {
+        const Piece piece(matrix, rows, output, bytes, last);
         for (int64_t block = 0; block < num_blocks; block++) {
-            const int64_t first_row = block * rows.count / num_blocks, last_row = (block + 1) * rows.count / num_blocks;
-            for (int64_t unit = first; unit < last; unit++) piece.multiply_unit(unit, first_row, last_row);
+            const int64_t top = block * rows.count / num_blocks, bottom = (block + 1) * rows.count / num_blocks;
+            for (int64_t unit = first; unit < last; unit++) piece.multiply(unit, top, bottom);
         }
     });
 }

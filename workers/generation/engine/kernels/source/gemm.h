@@ -13,6 +13,7 @@
 namespace gea {
 
 constexpr int64_t PANEL = 16;
+constexpr int64_t LINE = 64;  // bytes that memory hands out at once
 constexpr int64_t GROUP = 64;                                  // inputs that share a scale (quantize.py)
 constexpr int64_t GROUP_BYTES = PANEL * 4 + PANEL * GROUP;     // scales, then weights
 constexpr int64_t ROW_ALIGN = GROUP;                           // rows of activations are padded to this many numbers
@@ -66,31 +67,38 @@ void multiply(Team &team, const Matrix &matrix, const Rows &rows, const Output &
 // out[i] = number of input i of output `output`.
 void read_row(const Matrix &matrix, int64_t output, float *out);
 
-// The sums of a tile: up to 6 rows of 16 columns.
-template <int ROWS>
+// The sums of a tile: rows times vectors of 8 columns, in registers.
+template <int ROWS, int VECTORS>
 struct Sums {
-    Floats low[ROWS] = {}, high[ROWS] = {};
+    Floats sums[ROWS * VECTORS] = {};
 
-    // Adds rows[r][i] * left[i][0…7] and rows[r][i] * right[i][0…7] for all i; `step` numbers from input to input.
+    // Adds rows[r][i] * columns[v][i][0…7] for all i; `step` numbers from input to input of the columns.
     template <class T>
-    GEA_INLINE void add(const float *rows, int64_t stride, const T *left, const T *right, int64_t step, int64_t count) {
+    GEA_INLINE void add(const float *rows, int64_t stride, const T *const (&columns)[VECTORS], int64_t step,
+                        int64_t count) {
         for (int64_t i = 0; i < count; i++) {
-            const Floats a = load(left + i * step), b = load(right + i * step);
+            Floats numbers[VECTORS];
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) numbers[v] = load(columns[v] + i * step);
 #pragma GCC unroll 6
             for (int r = 0; r < ROWS; r++) {
-                const Floats number = splat(rows[r * stride + i]);
-                low[r] = fma(number, a, low[r]);
-                high[r] = fma(number, b, high[r]);
+                const Floats row = splat(rows[r * stride + i]);
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; v++) {
+                    sums[r * VECTORS + v] = fma(row, numbers[v], sums[r * VECTORS + v]);
+                }
             }
         }
     }
 
-    GEA_INLINE void write(float *out, int64_t stride) const {
-#pragma GCC unroll 6
-        for (int r = 0; r < ROWS; r++) {
-            store(out + r * stride, low[r]);
-            store(out + r * stride + WIDTH, high[r]);
-        }
+    GEA_INLINE void read(const float *from, int64_t stride) {
+#pragma GCC unroll 12
+        for (int i = 0; i < ROWS * VECTORS; i++) sums[i] = load(from + i / VECTORS * stride + i % VECTORS * WIDTH);
+    }
+
+    GEA_INLINE void write(float *to, int64_t stride) const {
+#pragma GCC unroll 12
+        for (int i = 0; i < ROWS * VECTORS; i++) store(to + i / VECTORS * stride + i % VECTORS * WIDTH, sums[i]);
     }
 };
 
