@@ -180,10 +180,11 @@ def make_runner(
     block_size: int = 16,
     num_blocks: int = 64,
     num_threads: int = 2,
+    library: Library | None = None,
 ) -> NativeRunner:
     """Return a runner over a packed model, with a cache of its own."""
     config = source.config
-    model = NativeModel(native_library(), source, precision=formats.weights, max_context=MAX_CONTEXT)
+    model = NativeModel(library or native_library(), source, precision=formats.weights, max_context=MAX_CONTEXT)
     shape = CacheShape(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
