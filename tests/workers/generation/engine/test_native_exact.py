@@ -86,7 +86,7 @@ def test_greedy_texts_in_one_batch_are_those_of_the_naive_loop(folder: Path, pla
 
 
 @pytest.mark.parametrize(
-    ("weights", "cache", "most", "mean"),  # logits of this model spread over 40
+    ("weights", "cache", "most", "mean"),
     [
         (Precision.FP32, KVPrecision.FP32, 1e-3, 1e-4),
         (Precision.BF16, KVPrecision.BF16, 1.0, 0.15),
