@@ -32,11 +32,8 @@ TEXTS = (
 )
 LONG = "The keeper of the lighthouse wrote: all ships came home, and none was lost. " * 18
 LENGTHS = (2, 3, 4, 255, 256, 257)
-TINY = {
-    "kv_cache_tokens": 288,
-    "block_size": 8,
-    "max_sequences": 16,
-}  # far less than all of it needs: they push each other out
+# Far less than all of it needs: they push each other out.
+TINY = {"kv_cache_tokens": 288, "block_size": 8, "max_sequences": 16}
 ENGINES: dict[str, dict[str, Any]] = {
     "batched": {"max_sequences": 32, "block_size": 32},
     "swapped": {**TINY, "preemption": Preemption.SWAP, "max_batched_tokens": 64},
@@ -99,9 +96,15 @@ def model(folder: Path) -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-async def test_greedy_text_is_that_of_the_naive_loop_in_every_engine(folder: Path, model: Any) -> None:
+@pytest.mark.parametrize(
+    "names", [("batched", "swapped"), pytest.param(("batched", "read_again", "torch"), marks=pytest.mark.soak)]
+)
+async def test_greedy_text_is_that_of_the_naive_loop_in_every_engine(
+    folder: Path, model: Any, names: tuple[str, ...]
+) -> None:
     expected: list[list[list[int]]] = []
-    for name, changed in ENGINES.items():
+    for name in names:
+        changed = ENGINES[name]
         engine = await opened(folder, **changed)
         prompts = prompts_of(engine)
         answers = await draw(engine, prompts)
@@ -120,7 +123,7 @@ async def test_greedy_text_is_that_of_the_naive_loop_in_every_engine(folder: Pat
         await engine.stop()
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+@pytest.mark.parametrize("precision", [pytest.param(Precision.FP32, marks=pytest.mark.soak), Precision.INT8])
 async def test_a_seed_has_one_text_alone_and_in_every_company(folder: Path, precision: Precision) -> None:
     expected: list[list[list[int]]] = []
     for changed in (ENGINES["batched"], ENGINES["swapped"]):
