@@ -79,7 +79,7 @@ async def test_an_entrant_that_cannot_load_ends_the_bench_by_name(contest: Conte
         )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 async def test_a_tiny_model_runs_everywhere_and_says_the_same(tmp_path: Path) -> None:
     model = tmp_path / "model"

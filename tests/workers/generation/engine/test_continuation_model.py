@@ -117,7 +117,7 @@ async def test_real_weights_go_on_from_their_cuts() -> None:
         for sampling in samplings:
             request = EngineRequest(request_id="r", prompt=engine.tokenizer.encode_control(text), sampling=sampling)
             whole = await read(engine, request)
-            for cut in (1, 7, 19, 30):
+            for cut in (7, 30):
                 output = tuple(ids[: max(0, cut - 6 * index)] for index, ids in enumerate(whole.token_ids))
                 assert await read(engine, replace(request, output=output)) == whole
     await engine.stop()

@@ -179,7 +179,7 @@ def test_other_precisions_stay_near_fp32(tmp_path: Path, precision: Precision, t
 
 
 @pytest.mark.model
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_real_weights_decode_as_transformers_does() -> None:
     models = pytest.importorskip("ops.embedded")
