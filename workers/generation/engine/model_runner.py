@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 
+from workers.generation.engine import cuda_memory
 from workers.generation.engine.attention import AttentionPlan, attend
 from workers.generation.engine.batch import CacheLayout, StepBatch
 from workers.generation.engine.model import LlamaModel
@@ -79,9 +80,7 @@ class TorchRunner:
 
     def allocator_slack_bytes(self) -> int:
         """Return what CUDA's allocator has reserved and not handed out; 0 on the CPU."""
-        if self._device.type != "cuda":
-            return 0
-        return torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return cuda_memory.allocator_slack_bytes(self._device)
 
     def close(self) -> None:
         """Free weights and cache. Idempotent."""

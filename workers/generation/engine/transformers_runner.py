@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 
+from workers.generation.engine import cuda_memory
 from workers.generation.engine.batch import CacheLayout, StepBatch
 from workers.generation.engine.model_runner import memory_errors
 from workers.generation.engine.paged_cache import CacheShape, PagedCache
@@ -60,10 +61,7 @@ class TransformersRunner:
 
     def allocator_slack_bytes(self) -> int:
         """Return what CUDA's allocator has reserved and not handed out; 0 on the CPU."""
-        device = self._model.module.device
-        if device.type != "cuda":
-            return 0
-        return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return cuda_memory.allocator_slack_bytes(self._model.module.device)
 
     def close(self) -> None:
         """Drop weights and cache. Idempotent."""
