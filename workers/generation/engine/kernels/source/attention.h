@@ -33,7 +33,8 @@ struct Plan {
     std::atomic<int32_t> *pending;  // (num_tiles, num_kv_heads)
     float *partials;
     int64_t num_tiles, num_tasks, num_partials;
-    int64_t most_cost;  // of a task; tiles above it are split where there are threads to split for
+    int64_t most_cost;      // of a task; tiles above it are split where there are threads to split for
+    int64_t heads_at_once;  // key/value heads that a thread takes of a task: they are neighbours in memory
     bool is_split;
 };
 
@@ -43,6 +44,20 @@ void fill_plan(const Model &model, const Batch &batch, const int32_t *counts, Pl
 
 // The floats of scratch memory that each thread needs.
 int64_t attention_scratch(const Model &model);
+
+// Where rows of queries and of the result lie, from row to row.
+struct AttentionRows {
+    const float *queries;
+    int64_t query_stride;
+    float *out;
+    int64_t out_stride;
+    float scale;  // of the scores
+};
+
+// The pieces of a layer's work, which threads may do in any order, and some of them: `scratch` is the thread's own.
+int64_t num_attention_pieces(const Model &model, const Plan &plan);
+void attend_pieces(const Model &model, const Batch &batch, int64_t layer, const Plan &plan, const AttentionRows &rows,
+                   int64_t first, int64_t last, float *scratch);
 
 // To be called by all threads of a team. `qkv` and `out` are rows of the batch, `scratch` is the thread's own.
 void attend(Team &team, const Model &model, const Batch &batch, int64_t layer, const Plan &plan, const float *qkv,
