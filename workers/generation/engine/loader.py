@@ -25,6 +25,7 @@ from workers.generation.engine.memory import MemoryParts, free_bytes, num_blocks
 from workers.generation.engine.model_folder import load_tokenizer, model_hash, open_source, why_not_own
 from workers.generation.engine.opened import OpenedModel, open_model
 from workers.generation.engine.paged_cache import resolve_kv_precision
+from workers.generation.engine.pages import return_freed
 from workers.generation.engine.protocol import ConstraintSpec, EngineIdentity, Tokenizer
 from workers.generation.engine.settings import Backend, LocalEngineSettings, Preemption
 
@@ -81,6 +82,7 @@ def load(folder: Path, settings: LocalEngineSettings) -> Loaded:
     )
     runner = _runner(model, identity, settings, device)
     _warm(runner, device, settings)
+    return_freed()
     layout = runner.layout
 
     def memory() -> MemoryParts:

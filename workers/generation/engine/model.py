@@ -122,9 +122,9 @@ class LlamaModel:
 
     def _read_vocabulary(self, source: WeightSource) -> None:
         """Make embedding and output projection; one matrix where they are tied and their forms allow it."""
-        weight, head = self._place(source.embedding()), source.head()
-        self._head = self._make_head(weight if head is None else self._place(head), None)
-        self._vocab_size = len(weight) if head is None else len(head)
+        weight, head = self._place(source.embedding()[:]), source.head()
+        self._head = self._make_head(weight if head is None else self._place(head[:]), None)
+        self._vocab_size = len(weight) if head is None else head.shape[0]
         self._is_shared = head is None and isinstance(self._head, FloatLinear | GroupedInt8Linear)
         self._embedding: torch.Tensor | GroupedInt8Linear = weight
         if self._is_shared and isinstance(self._head, GroupedInt8Linear):

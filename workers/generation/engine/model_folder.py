@@ -6,7 +6,6 @@ Knows which reader is for what, no forward pass. The invariant: nobody else look
 from __future__ import annotations
 
 import hashlib
-from enum import StrEnum
 from pathlib import Path
 
 from schemas.errors import ConfigError
@@ -23,22 +22,11 @@ SUFFIX = ".gguf"
 TEMPLATE = "tokenizer.chat_template"
 
 
-class Family(StrEnum):
-    """Which models can run what lies there."""
-
-    NATIVE = "native"
-    """The engine's own."""
-    TRANSFORMERS = "transformers"
-    """Those of the transformers library, if any."""
-
-
-def family_of(place: Path) -> Family:
-    """Return who can run a model. Raises ConfigError by key and value for one that nobody here can."""
-    return Family.NATIVE if why_not_own(place) is None else Family.TRANSFORMERS
-
-
 def why_not_own(place: Path) -> str | None:
-    """Return what the engine's own models lack for a model, None where nothing. Raises ConfigError as `family_of`."""
+    """Return what the engine's own models lack for a model, None where nothing: then transformers may run it.
+
+    Raises ConfigError by key and value for one that nobody here can.
+    """
     path = gguf_path(place)
     if path is None:
         return why_not_native(read_raw_config(place))

@@ -17,7 +17,7 @@ from workers.generation.engine.config import ModelConfig
 from workers.generation.engine.kernels.library import Library
 from workers.generation.engine.protocol import Precision
 from workers.generation.engine.rope import rope_table
-from workers.generation.engine.weight_source import LayerWeights, WeightSource
+from workers.generation.engine.weight_source import LayerWeights, Rows, WeightSource
 
 FORMATS = {Precision.FP32: 0, Precision.BF16: 1, Precision.FP16: 2, Precision.INT8: 3}
 # What is packed; 8 bits are made of fp32 on the way.
@@ -120,7 +120,7 @@ class NativeModel:
             **{name: self._vector(getattr(layer, name)) for name in (*vectors, "query_norm", "key_norm")},
         )
 
-    def _matrix(self, *parts: torch.Tensor) -> int:
+    def _matrix(self, *parts: Rows) -> int:
         """Pack matrices of one shape `(outputs, inputs)`, their panels in turn, and return the address."""
         outputs, inputs = parts[0].shape
         address = self._arena.take(self._matrix_bytes(len(parts), outputs, inputs))

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from mmap import mmap
 
 import torch
 
 from workers.generation.engine.batch import CacheLayout
+from workers.generation.engine.pages import page_zeros
 from workers.generation.engine.protocol import KVPrecision, Precision
 
 KV_DTYPES = {
@@ -101,18 +100,11 @@ class PagedCache:
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return zeros. On the CPU they are an anonymous mapping of their own: torch's allocator would touch every page.
+    """Return zeros, on the CPU in pages of their own: torch's allocator would touch every one.
 
     Raises MemoryError, or what torch's allocator raises.
     """
-    if device.type != "cpu":
-        return torch.zeros(*shape, dtype=dtype, device=device)
-    num_bytes = prod(shape) * dtype.itemsize
-    try:
-        pages = mmap(-1, num_bytes)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"{num_bytes} bytes cannot be mapped: {error}") from error
-    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+    return page_zeros(shape, dtype) if device.type == "cpu" else torch.zeros(*shape, dtype=dtype, device=device)
 
 
 def resolve_kv_precision(wanted: KVPrecision, weights: Precision) -> KVPrecision:

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 
 from schemas.errors import ConfigError
 from workers.generation.engine.config import ModelConfig
-from workers.generation.engine.weight_source import LayerWeights, WeightSource
+from workers.generation.engine.weight_source import LayerWeights, Rows, WeightSource
 
 
 class ShardedSource:
@@ -30,7 +30,7 @@ class ShardedSource:
         """Return the sizes of the share; `vocab_size` is that of the embedding."""
         return self._config
 
-    def embedding(self) -> torch.Tensor:
+    def embedding(self) -> Rows:
         """Return the whole token embedding `(vocab, hidden)`."""
         return self._whole.embedding()
 

@@ -1,6 +1,7 @@
 """What a model file must give to a model of the Llama family: its tensors, layer by layer.
 
-Read one layer at a time and drop it when it is packed, so that a load never holds the weights twice.
+Read one layer at a time and drop it when it is packed, and the vocabulary's matrices in slices, so that a load never
+holds the weights twice.
 """
 
 from __future__ import annotations
@@ -38,6 +39,22 @@ class LayerWeights:
     key_norm: torch.Tensor | None = None
 
 
+class Rows(Protocol):
+    """A matrix `(outputs, inputs)` whose rows are read in slices, `rows[start:end]` or all with `rows[:]`.
+
+    A tensor is one.
+    """
+
+    @property
+    def shape(self) -> torch.Size:
+        """Return outputs and inputs."""
+        ...
+
+    def __getitem__(self, rows: slice, /) -> torch.Tensor:
+        """Return rows that stand next to each other."""
+        ...
+
+
 class WeightSource(Protocol):
     """The tensors of one model. Raises ConfigError where a file is broken or a tensor is missing."""
 
@@ -46,11 +63,11 @@ class WeightSource(Protocol):
         """Return the sizes."""
         ...
 
-    def embedding(self) -> torch.Tensor:
+    def embedding(self) -> Rows:
         """Return the token embedding `(vocab, hidden)`."""
         ...
 
-    def head(self) -> torch.Tensor | None:
+    def head(self) -> Rows | None:
         """Return the output projection `(vocab, hidden)`, None where it is the embedding."""
         ...
 

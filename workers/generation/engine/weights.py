@@ -1,8 +1,8 @@
-"""The tensors of a Llama-family model by the names of transformers, out of safetensors files or out of memory.
+"""The tensors of a Llama-family model by the names of transformers, out of safetensors files.
 
 Knows names and shapes, no forward pass. Bytes are read with plain seeks, tensor by tensor and straight into the fused
-matrix: pages of a memory-mapped file would count as this process's memory until the file is closed. The invariant: what
-is handed out has the shape that the configuration promises.
+matrix, the vocabulary's in slices: pages of a memory-mapped file would count as this process's memory until the file is
+closed. The invariant: what is handed out has the shape that the configuration promises.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import torch
 
 from schemas.errors import ConfigError
 from workers.generation.engine.config import ModelConfig
-from workers.generation.engine.weight_source import LayerWeights
+from workers.generation.engine.pages import empty
+from workers.generation.engine.weight_source import LayerWeights, Rows
 from workers.generation.engine.weights_hash import weight_files
 
 Shape = tuple[int, ...]
@@ -40,20 +42,22 @@ class NamedSource(ABC):
     def read(self, names: tuple[str, ...]) -> torch.Tensor:
         """Return tensors that are there and alike but for their first dimension, on top of each other."""
 
+    def rows(self, name: str) -> Rows:
+        """Return a matrix that is there, to be read in slices where the source can."""
+        return self.read((name,))
+
     @property
     def config(self) -> ModelConfig:
         """Return the sizes."""
         return self._config
 
-    def embedding(self) -> torch.Tensor:
+    def embedding(self) -> Rows:
         """Return the token embedding `(vocab, hidden)`."""
-        return self._checked({"model.embed_tokens.weight": (self._config.vocab_size, self._config.hidden_size)})
+        return self._vocabulary("model.embed_tokens.weight")
 
-    def head(self) -> torch.Tensor | None:
+    def head(self) -> Rows | None:
         """Return the output projection `(vocab, hidden)`, None where it is the embedding."""
-        if self._config.is_tied:
-            return None
-        return self._checked({"lm_head.weight": (self._config.vocab_size, self._config.hidden_size)})
+        return None if self._config.is_tied else self._vocabulary("lm_head.weight")
 
     def final_norm(self) -> torch.Tensor:
         """Return the weight of the last RMSNorm `(hidden,)`."""
@@ -95,31 +99,21 @@ class NamedSource(ABC):
             key_norm=norm("self_attn.k_norm", head) if config.has_head_norms else None,
         )
 
+    def _vocabulary(self, name: str) -> Rows:
+        self._check({name: (self._config.vocab_size, self._config.hidden_size)})
+        return self.rows(name)
+
     def _checked(self, shapes: Mapping[str, Shape]) -> torch.Tensor:
+        self._check(shapes)
+        return self.read(tuple(shapes))
+
+    def _check(self, shapes: Mapping[str, Shape]) -> None:
         for name, wanted in shapes.items():
             found = self.shape(name)
             if found is None:
                 raise ConfigError(f"generation.model: there is no weight {name!r}")
             if found != wanted:
                 raise ConfigError(f"generation.model: {name} has the shape {found}, the configuration says {wanted}")
-        return self.read(tuple(shapes))
-
-
-class TensorSource(NamedSource):
-    """A `WeightSource` over tensors in memory, by the names of transformers."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], config: ModelConfig) -> None:
-        super().__init__(config)
-        self._tensors = tensors
-
-    def shape(self, name: str) -> Shape | None:
-        """Return the shape of a tensor, None if there is none of that name."""
-        found = self._tensors.get(name)
-        return None if found is None else tuple(found.shape)
-
-    def read(self, names: tuple[str, ...]) -> torch.Tensor:
-        """Return a copy of tensors on top of each other."""
-        return torch.cat([self._tensors[name] for name in names])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,17 +123,33 @@ class _Place:
     dtype: str
     shape: Shape
 
-    def load(self, target: torch.Tensor) -> None:
-        """Fill a contiguous tensor of this shape and number format."""
+    def load(self, target: torch.Tensor, first: int = 0) -> None:
+        """Fill a contiguous tensor of this number format with the rows from `first` on."""
         view = target.view(torch.uint8).numpy().reshape(-1).data
+        row_bytes = prod(self.shape[1:]) * target.itemsize
         with self.path.open("rb", buffering=0) as file:
-            file.seek(self.start)
+            file.seek(self.start + first * row_bytes)
             done = 0
             while done < len(view):
                 count = file.readinto(view[done:])  # at most 2 GiB at once on Linux
                 if not count:
                     raise ConfigError(f"generation.model: {self.path} is cut off")
                 done += count
+
+
+class _FileRows:
+    """A matrix in a file: each slice is read when it is asked for."""
+
+    def __init__(self, place: _Place) -> None:
+        self._place = place
+        self.shape = torch.Size(place.shape)
+
+    def __getitem__(self, rows: slice, /) -> torch.Tensor:
+        first, end, step = rows.indices(self.shape[0])
+        assert step == 1
+        part = empty((max(0, end - first), *self.shape[1:]), DTYPES[self._place.dtype])  # (rows, inputs)
+        self._place.load(part, first)
+        return part
 
 
 class SafetensorsSource(NamedSource):
@@ -156,22 +166,27 @@ class SafetensorsSource(NamedSource):
 
     def read(self, names: tuple[str, ...]) -> torch.Tensor:
         """Read tensors on top of each other."""
-        places = [self._places[name] for name in names]
-        for name, place in zip(names, places, strict=True):
-            if place.dtype not in DTYPES:
-                raise ConfigError(
-                    f"generation.model: {name} has the number format {place.dtype!r}, which is unknown here"
-                )
+        places = [self._place(name) for name in names]
         dtype = DTYPES[places[0].dtype]
-        whole = torch.empty((sum(place.shape[0] for place in places), *places[0].shape[1:]), dtype=dtype)
+        whole = empty((sum(place.shape[0] for place in places), *places[0].shape[1:]), dtype)
         for place, part in zip(places, torch.split(whole, [place.shape[0] for place in places]), strict=True):
             if DTYPES[place.dtype] is dtype:
                 place.load(part)
             else:
-                own = torch.empty(place.shape, dtype=DTYPES[place.dtype])
+                own = empty(place.shape, DTYPES[place.dtype])
                 place.load(own)
                 part.copy_(own)
         return whole
+
+    def rows(self, name: str) -> Rows:
+        """Return a matrix that is read in slices."""
+        return _FileRows(self._place(name))
+
+    def _place(self, name: str) -> _Place:
+        place = self._places[name]
+        if place.dtype not in DTYPES:
+            raise ConfigError(f"generation.model: {name} has the number format {place.dtype!r}, which is unknown here")
+        return place
 
 
 def _header(path: Path) -> dict[str, _Place]:

@@ -12,13 +12,12 @@ from tests.workers.generation.engine.test_gguf_tokenizer import byte_level
 from tests.workers.generation.engine.tiny_weights import save_config, save_gguf, tensors
 from tests.workers.generation.fakes import save_tokenizer
 from workers.generation.engine.model_folder import (
-    Family,
     chat_template,
-    family_of,
     gguf_path,
     load_tokenizer,
     model_hash,
     open_source,
+    why_not_own,
 )
 from workers.generation.prompt import ChatTemplate
 
@@ -36,7 +35,7 @@ def test_a_folder_and_its_gguf_file_give_the_same_model(tmp_path: Path) -> None:
     save_config(plain)
     save(ggufs / "model.gguf")
     for place in (ggufs, ggufs / "model.gguf"):
-        assert family_of(place) is Family.NATIVE
+        assert why_not_own(place) is None
         assert torch.equal(open_source(place).layer(1).qkv, open_source(plain).layer(1).qkv)
         assert model_hash(place) == model_hash(ggufs)
     assert gguf_path(plain) is None
@@ -68,22 +67,22 @@ def test_a_tokenizer_beside_the_file_wins_with_the_ends_of_the_file(tmp_path: Pa
 
 def test_other_families_go_to_transformers_and_quantized_ones_nowhere(tmp_path: Path) -> None:
     save_config(tmp_path, model_type="gpt2")
-    assert family_of(tmp_path) is Family.TRANSFORMERS
+    assert "gpt2" in (why_not_own(tmp_path) or "")
     save_config(tmp_path, quantization_config={"quant_method": "gptq"})
     with pytest.raises(ConfigError, match="gptq"):
-        family_of(tmp_path)
+        why_not_own(tmp_path)
 
 
 def test_places_without_one_model_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
-        family_of(tmp_path)
+        why_not_own(tmp_path)
     for name in ("a.gguf", "b.gguf"):
         save(tmp_path / name)
     with pytest.raises(ConfigError, match=r"several GGUF files.*a\.gguf, b\.gguf"):
-        family_of(tmp_path)
+        why_not_own(tmp_path)
     (tmp_path / "a.gguf").write_bytes(json.dumps({}).encode())
     with pytest.raises(ConfigError, match=r"a\.gguf"):
-        family_of(tmp_path / "a.gguf")
+        why_not_own(tmp_path / "a.gguf")
 
 
 @pytest.mark.model
@@ -96,7 +95,7 @@ def test_the_real_file_is_the_converted_model() -> None:
         pytest.skip(str(error))
     found, expected = open_source(path), open_source(folder)
     assert found.config == expected.config
-    assert torch.equal(found.embedding(), expected.embedding())
+    assert torch.equal(found.embedding()[:], expected.embedding()[:])
     for number in (0, found.config.num_layers - 1):
         assert torch.equal(found.layer(number).qkv, expected.layer(number).qkv)
         assert torch.equal(found.layer(number).down, expected.layer(number).down)

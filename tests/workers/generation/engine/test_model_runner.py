@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from tests.workers.generation.engine.tiny_weights import TINY, tensors
+from tests.workers.generation.engine.tiny_weights import TINY, TensorSource, tensors
 from workers.generation.engine.batch import Segment, StepBatch
 from workers.generation.engine.model import LlamaModel
 from workers.generation.engine.model_runner import TorchRunner, memory_errors
 from workers.generation.engine.paged_cache import CacheShape
 from workers.generation.engine.protocol import KVPrecision, Precision
-from workers.generation.engine.weights import TensorSource
 
 PROMPT = tuple(range(3, 23))
 TABLE = (5, 1, 7)

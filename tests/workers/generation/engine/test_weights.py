@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from schemas.errors import ConfigError
-from tests.workers.generation.engine.tiny_weights import TINY, save_config, tensors
-from workers.generation.engine.weights import SafetensorsSource, TensorSource
+from tests.workers.generation.engine.tiny_weights import TINY, TensorSource, save_config, tensors
+from workers.generation.engine.weights import SafetensorsSource
 from workers.generation.engine.weights_hash import weight_files, weights_hash
 
 
@@ -54,7 +54,7 @@ def test_number_formats_are_kept(tmp_path: Path, dtype: torch.dtype) -> None:
     weights = {name: tensor.to(dtype) for name, tensor in tensors().items()}
     save_file(weights, tmp_path / "model.safetensors")
     source = SafetensorsSource(tmp_path, TINY)
-    assert torch.equal(source.embedding(), weights["model.embed_tokens.weight"])
+    assert torch.equal(source.embedding()[:], weights["model.embed_tokens.weight"])
 
 
 def test_parts_of_different_formats_take_that_of_the_first(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_parts_of_different_formats_take_that_of_the_first(tmp_path: Path) -> No
 def test_tied_head_is_none_and_an_untied_one_is_read(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "model.safetensors")
     head = SafetensorsSource(tmp_path, TINY).head()
-    assert head is not None and torch.equal(head, tensors()["lm_head.weight"])
+    assert head is not None and torch.equal(head[:], tensors()["lm_head.weight"])
     assert SafetensorsSource(tmp_path, replace(TINY, is_tied=True)).head() is None
 
 
@@ -109,9 +109,17 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         source = SafetensorsSource(tmp_path, TINY)
         for number in range(2):
             source.layer(number)
-        source.embedding()
-        source.head()
+        source.embedding()[:]
+        (source.head() or source.embedding())[:]
         source.final_norm()
+
+
+def test_slices_of_the_vocabulary_are_its_rows(tmp_path: Path) -> None:
+    save_file(tensors(), tmp_path / "model.safetensors")
+    rows, weight = SafetensorsSource(tmp_path, TINY).embedding(), tensors()["model.embed_tokens.weight"]
+    assert rows.shape == weight.shape
+    for part in (slice(0, 5), slice(40, 100), slice(7, 7), slice(-3, None), slice(60, 90)):
+        assert torch.equal(rows[part], weight[part])
 
 
 def test_reading_maps_no_file_into_memory(tmp_path: Path) -> None:

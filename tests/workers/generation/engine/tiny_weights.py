@@ -13,6 +13,7 @@ import torch
 
 from workers.generation.engine.config import ModelConfig, RopeConfig
 from workers.generation.engine.gguf_source import gguf_name
+from workers.generation.engine.weights import NamedSource
 
 TINY = ModelConfig(
     model_type="llama",
@@ -40,6 +41,19 @@ RAW = {
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 64,
 }
+
+
+class TensorSource(NamedSource):
+    def __init__(self, weights: Mapping[str, torch.Tensor], config: ModelConfig) -> None:
+        super().__init__(config)
+        self._weights = weights
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        found = self._weights.get(name)
+        return None if found is None else tuple(found.shape)
+
+    def read(self, names: tuple[str, ...]) -> torch.Tensor:
+        return torch.cat([self._weights[name] for name in names])
 
 
 def shapes(config: ModelConfig = TINY) -> dict[str, tuple[int, ...]]:
