@@ -1,4 +1,4 @@
-"""What every test shares: suites that need real parts are skipped with a reason where these are absent."""
+"""What every test shares: logging that no test leaves changed, and which tests never run beside each other."""
 
 from __future__ import annotations
 
@@ -15,6 +15,24 @@ structlog.configure(
         structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
     ]
 )
+
+ALONE = {
+    "servers": frozenset({"kafka", "redis", "browser", "chaos"}),
+    "weights": frozenset({"model"}),
+}
+"""Tests with one of these marks keep their order in one process: they share servers, time limits and memory."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put what must not run beside its like into one group each, where a run is spread over processes by groups."""
+    if not config.getoption("loadgroup", default=False):
+        return
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        group = next((name for name, those in ALONE.items() if marks & those), None)
+        if group is not None:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

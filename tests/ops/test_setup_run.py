@@ -151,8 +151,19 @@ def test_marks_of_the_quick_tests_leave_out_all_that_needs_real_parts(machine: P
     assert quick[:3] == ["-m", "pytest", "-m"]
     for mark in ("kafka", "redis", "model", "browser", "chaos", "slow", "gpu"):
         assert mark in quick[3]
-    assert quick[4:] == ["-k", "word"]
-    assert call(machine, f"{show} --all").stdout.splitlines() == ["-m", "pytest", "-m", "not (gpu or soak)"]
+    assert quick[-2:] == ["-k", "word"]
+    everything = call(machine, f"{show} --all -x").stdout.splitlines()
+    assert everything == ["-m", "pytest", "-m", "not (gpu or soak)", "-n", "2", "--dist", "loadgroup", "-x"]
+
+
+def test_what_is_named_by_its_path_runs_in_one_process(machine: Path, tmp_path: Path) -> None:
+    add(machine, "python", 'printf "%s\\n" "$@"')
+    (tmp_path / "test_it.py").touch()
+    show = f"root={tmp_path}; python={machine}/python; run_tests"
+    for named in ("test_it.py", "test_it.py::test_one[a b]"):
+        assert call(machine, f"{show} '{named}' -s").stdout.splitlines()[4:] == [named, "-s"]
+        assert call(machine, f"{show} --all '{named}'").stdout.splitlines()[4:] == [named]
+    assert "-n" in call(machine, f"{show} -k test_it").stdout.splitlines()
 
 
 def test_script_is_executable_and_holds_no_address() -> None:
