@@ -1,8 +1,8 @@
 """Matrix products with weights of each number format, and rows of the embedding.
 
-Knows one matrix at a time, no layers. The reference for 8 bits: weights are expanded for each product and activations
-stay as they are. The invariant: a row's result depends on its own row only, up to the rounding of a product that has
-more rows.
+Knows one matrix at a time, no layers. The reference for 8 bits: weights are expanded for each product, activations are
+rotated as the weights are, but not rounded. The invariant: a row's result depends on its own row only, up to the
+rounding of a product that has more rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own name for it)
 from schemas.errors import ConfigError
 from workers.generation.engine.cuda_linear import Fp8Linear, Int8Linear
 from workers.generation.engine.protocol import Precision
-from workers.generation.engine.quantize import GROUP_SIZE, Int8Weight, quantize_int8
+from workers.generation.engine.quantize import GROUP_SIZE, Int8Weight, quantize_int8, rotate
 
 FLOATS = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
 SLICE_NUMBERS = 1 << 22  # expanded at once: 16 MiB, so that a large vocabulary needs little memory besides
@@ -60,34 +60,36 @@ class GroupedInt8Linear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         outputs, inputs = weight.shape
+        num_groups = -(-inputs // GROUP_SIZE)
         count = max(1, SLICE_NUMBERS // inputs)
-        self.values = torch.empty((outputs, inputs), dtype=torch.int8, device=weight.device)
-        self.scales = torch.empty((outputs, -(-inputs // GROUP_SIZE)), device=weight.device)
+        values = torch.empty((outputs, num_groups * GROUP_SIZE), dtype=torch.int8, device=weight.device)
+        self.weight = Int8Weight(values, torch.empty((outputs, num_groups), device=weight.device), inputs)
         for place in range(0, outputs, count):
             part = quantize_int8(weight[place : place + count])
-            self.values[place : place + count], self.scales[place : place + count] = part.values, part.scales
+            values[place : place + count], self.weight.scales[place : place + count] = part.values, part.scales
         self._bias, self._count = bias, count
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """Return `(N, outputs)` for `rows` `(N, inputs)`."""
-        found = rows.new_empty((len(rows), len(self.values)))  # (N, outputs)
-        for place in range(0, len(self.values), self._count):
-            until = place + self._count
-            weight = Int8Weight(self.values[place:until], self.scales[place:until]).dequantize()
-            found[:, place:until] = F.linear(rows, weight.to(rows.dtype))
+        outputs = len(self.weight.values)
+        found = rows.new_empty((len(rows), outputs))  # (N, outputs)
+        rotated = rotate(rows)  # (N, groups * GROUP_SIZE)
+        for place in range(0, outputs, self._count):
+            part = self.weight.part(slice(place, place + self._count))
+            found[:, place : place + self._count] = F.linear(rotated, part.expand().to(rows.dtype))
         return found if self._bias is None else found + self._bias
 
     @property
     def num_bytes(self) -> int:
         """Return the memory of the matrix with its scales."""
-        return self.values.nbytes + self.scales.nbytes
+        return self.weight.values.nbytes + self.weight.scales.nbytes
 
 
 def embed(table: torch.Tensor | GroupedInt8Linear, token_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the rows `(T, hidden)` of an embedding in floats or 8 bits."""
     if isinstance(table, torch.Tensor):
         return F.embedding(token_ids, table)
-    return Int8Weight(table.values[token_ids], table.scales[token_ids]).dequantize().to(dtype)
+    return table.weight.part(token_ids).dequantize().to(dtype)
 
 
 def activation_dtype(precision: Precision, device: torch.device) -> torch.dtype:

@@ -17,11 +17,12 @@ from workers.generation.engine.native_model import NativeModel
 from workers.generation.engine.native_runner import NativeRunner
 from workers.generation.engine.paged_cache import KV_DTYPES, CacheShape, quantize_kv
 from workers.generation.engine.protocol import KVPrecision, Precision
-from workers.generation.engine.quantize import quantize_int8
+from workers.generation.engine.quantize import quantize_int8, rotate, split
 from workers.generation.engine.rope import rope_table
 from workers.generation.engine.weight_source import LayerWeights
 
 MAX_CONTEXT = 400
+ROW_STEPS = 63  # of a row's numbers, as quantize.h has them
 TINY = ModelConfig(
     model_type="llama",
     vocab_size=83,
@@ -131,9 +132,10 @@ def round_weight(weight: torch.Tensor, precision: Precision) -> torch.Tensor:
 
 
 def round_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return what is left of rows `(T, inputs)` in 16 bits with a scale for each."""
-    scales = (rows.abs().amax(-1, keepdim=True) / 32_767).clamp(min=1e-30)  # (T, 1)
-    return (rows / scales).round() * scales
+    """Return what is left of rows `(T, inputs)` in 7 bits with a scale for each rotated group."""
+    groups = split(rotate(rows))  # (T, groups, GROUP_SIZE)
+    scales = (groups.abs().amax(-1, keepdim=True) / ROW_STEPS).clamp(min=1e-30)  # (T, groups, 1)
+    return rotate(((groups / scales).round() * scales).flatten(-2))[:, : rows.shape[-1]]
 
 
 def round_kv(numbers: torch.Tensor, precision: KVPrecision) -> torch.Tensor:

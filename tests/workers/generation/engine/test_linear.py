@@ -38,8 +38,8 @@ def test_a_row_of_8_bit_products_does_not_depend_on_its_neighbours_size() -> Non
     torch.testing.assert_close(product(loud)[0], product(rows)[0])
 
 
-def test_memory_of_8_bits_is_a_byte_a_number_and_a_scale_for_64() -> None:
-    assert GroupedInt8Linear(torch.randn(10, 130)).num_bytes == 10 * 130 + 10 * 3 * 4
+def test_memory_of_8_bits_is_a_byte_a_number_of_whole_groups_and_a_scale_for_each() -> None:
+    assert GroupedInt8Linear(torch.randn(10, 130)).num_bytes == 10 * 192 + 10 * 3 * 4
     assert FloatLinear(torch.randn(10, 130).half()).num_bytes == 2 * 10 * 130
 
 

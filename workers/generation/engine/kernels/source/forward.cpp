@@ -6,6 +6,7 @@
 #include "export.h"
 #include "gemm.h"
 #include "model.h"
+#include "quantize.h"
 #include "rows.h"
 #include "threads.h"
 
@@ -60,7 +61,7 @@ class Cutter {
 // Rows ready for a product: one array for all threads, or one for each.
 struct Prepared {
     float *floats;
-    int16_t *ints;
+    uint8_t *bytes;
     float *scales;
 };
 
@@ -75,7 +76,7 @@ struct Arrays {
     float *last_mixed;
     float *gated;          // (num_rows, intermediate)
     float *floats;         // (threads or 1, rows, hidden): see Prepared
-    int16_t *ints;
+    uint8_t *bytes;
     float *scales;
     float *attention;      // (threads, attention_scratch)
     Plan all, last;        // what attends in all layers but the last, and there
@@ -151,8 +152,8 @@ class Step {
         cutter.cut(arrays_.last_mixed, picked * mixed_width());
         cutter.cut(arrays_.gated, rows * model_.intermediate_size);
         cutter.cut(arrays_.floats, prepared * round_up(model_.hidden_size, ROW_ALIGN));
-        cutter.cut(arrays_.ints, is_int8() ? prepared * widest() : 0);
-        cutter.cut(arrays_.scales, prepared);
+        cutter.cut(arrays_.bytes, is_int8() ? prepared * widest() : 0);
+        cutter.cut(arrays_.scales, is_int8() ? prepared * widest() / GROUP : 0);
         cutter.cut(arrays_.attention, threads * attention_stride());
         for (Plan *plan : {&arrays_.all, &arrays_.last}) {
             cutter.cut(plan->tiles, plan->num_tiles);
@@ -248,9 +249,9 @@ class Step {
         for_rows(num_rows, [&](int64_t row) {
             float *floats = to.floats + row * stride;
             rms_norm(from + row * width, weight, width, float(model_.norm_eps), floats);
-            if (is_int8()) to.scales[row] = quantize_row(floats, width, stride, to.ints + row * stride);
+            if (is_int8()) quantize(to, row, floats, width);
         });
-        return {num_rows, stride, to.floats, to.ints, to.scales};
+        return {num_rows, stride, to.floats, to.bytes, to.scales};
     }
 
     // Returns the rows as a product wants them.
@@ -258,16 +259,19 @@ class Step {
         if (!is_int8()) return {num_rows, width, from, nullptr, nullptr};
         const int64_t stride = round_up(width, ROW_ALIGN);
         const Prepared to = room(thread, num_rows);
-        for_rows(num_rows, [&](int64_t row) {
-            to.scales[row] = quantize_row(from + row * width, width, stride, to.ints + row * stride);
-        });
-        return {num_rows, stride, nullptr, to.ints, to.scales};
+        for_rows(num_rows, [&](int64_t row) { quantize(to, row, from + row * width, width); });
+        return {num_rows, stride, nullptr, to.bytes, to.scales};
+    }
+
+    static void quantize(const Prepared &to, int64_t row, const float *from, int64_t width) {
+        const int64_t stride = round_up(width, ROW_ALIGN);
+        quantize_row(from, width, to.bytes + row * stride, to.scales + row * (stride / GROUP));
     }
 
     Prepared room(int thread, int64_t num_rows) const {
         const int64_t first = num_rows > MOST_OWN_ROWS ? 0 : thread * MOST_OWN_ROWS;
-        return {arrays_.floats + first * round_up(model_.hidden_size, ROW_ALIGN), arrays_.ints + first * widest(),
-                arrays_.scales + first};
+        return {arrays_.floats + first * round_up(model_.hidden_size, ROW_ALIGN), arrays_.bytes + first * widest(),
+                arrays_.scales + first * (widest() / GROUP)};
     }
 
     template <class Body>

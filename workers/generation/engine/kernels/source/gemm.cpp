@@ -1,5 +1,7 @@
 #include "gemm.h"
 
+#include "quantize.h"
+
 namespace gea {
 namespace {
 
@@ -36,48 +38,37 @@ void add_products(const Rows &rows, int64_t first, const uint8_t *panel, int64_t
     tile.write(sums, PANEL);
 }
 
-// Integers within a group, floats across groups; the row's own scale comes at the end.
+// Integers within a group, floats across groups.
 template <int ROWS>
 void add_products_int8(const Rows &rows, int64_t first, const uint8_t *panel, int64_t begin, int64_t end, Ahead &ahead,
                        float *sums) {
-    const int16_t *ints = rows.ints + first * rows.stride;
+    const uint8_t *bytes = rows.bytes + first * rows.stride;
+    const float *row_scales = rows.scales + first * (rows.stride / GROUP);
     panel += begin / GROUP * GROUP_BYTES;
     for (int64_t start = begin; start < end; start += GROUP, panel += GROUP_BYTES) {
-        const int8_t *pairs = reinterpret_cast<const int8_t *>(panel + PANEL * 4);
-        Ints low[ROWS] = {}, high[ROWS] = {};
+        const Bf16 *scales = reinterpret_cast<const Bf16 *>(panel);
+        const int16_t *offsets = reinterpret_cast<const int16_t *>(scales + PANEL);
+        const uint8_t *quads = panel + PANEL * 4;
+        const Ints left_offset = load_int16(offsets) * -ROW_ZERO, right_offset = load_int16(offsets + WIDTH) * -ROW_ZERO;
+        Ints left[ROWS], right[ROWS];
         ahead.fetch();
-#ifdef __AVX2__
-        for (int64_t pair = 0; pair < GROUP / 2; pair++, pairs += 2 * PANEL) {
-            const __m128i *bytes = reinterpret_cast<const __m128i *>(pairs);
-            const __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes));
-            const __m256i b = _mm256_cvtepi8_epi16(_mm_loadu_si128(bytes + 1));
+        for (int r = 0; r < ROWS; r++) left[r] = left_offset, right[r] = right_offset;
+        for (int64_t i = 0; i < GROUP; i += QUAD, quads += QUAD * PANEL) {
+            const Ints a = load_ints(quads), b = load_ints(quads + sizeof(Ints));
 #pragma GCC unroll 6
             for (int r = 0; r < ROWS; r++) {
-                int32_t both;
-                memcpy(&both, ints + r * rows.stride + start + 2 * pair, 4);
-                const __m256i number = _mm256_set1_epi32(both);
-                low[r] += (Ints)_mm256_madd_epi16(a, number);
-                high[r] += (Ints)_mm256_madd_epi16(b, number);
+                const Ints number = splat_bytes(bytes + r * rows.stride + start + i);
+                left[r] = add_dots(left[r], number, a);
+                right[r] = add_dots(right[r], number, b);
             }
         }
-#else
-        for (int64_t i = 0; i < GROUP; i++) {
-            for (int r = 0; r < ROWS; r++) {
-                const int32_t number = ints[r * rows.stride + start + i];
-                for (int c = 0; c < WIDTH; c++) {
-                    low[r][c] += number * pairs[(i / 2 * PANEL + c) * 2 + i % 2];
-                    high[r][c] += number * pairs[(i / 2 * PANEL + WIDTH + c) * 2 + i % 2];
-                }
-            }
-        }
-#endif
-        const float *scales = reinterpret_cast<const float *>(panel);
         const Floats a = load(scales), b = load(scales + WIDTH);
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
+            const Floats scale = splat(row_scales[r * (rows.stride / GROUP) + start / GROUP]);
             float *to = sums + r * PANEL;
-            store(to, fma(to_floats(low[r]), a, load(to)));
-            store(to + WIDTH, fma(to_floats(high[r]), b, load(to + WIDTH)));
+            store(to, fma(to_floats(left[r]), a * scale, load(to)));
+            store(to + WIDTH, fma(to_floats(right[r]), b * scale, load(to + WIDTH)));
         }
     }
 }
@@ -133,15 +124,6 @@ class Piece {
                                                         sums + (row - first) * PANEL);
             });
         }
-        if (matrix_.format == Format::INT8) scale_rows(first, last, sums);
-    }
-
-    void scale_rows(int64_t first, int64_t last, float *sums) const {
-        for (int64_t row = first; row < last; row++, sums += PANEL) {
-            const Floats scale = splat(rows_.scales[row]);
-            store(sums, load(sums) * scale);
-            store(sums + WIDTH, load(sums + WIDTH) * scale);
-        }
     }
 
     static void add_bias(const float *bias, int64_t num_rows, int64_t width, float *sums) {
@@ -184,7 +166,7 @@ class Piece {
 
 void multiply(Team &team, const Matrix &matrix, const Rows &rows, const Output &output) {
     const int64_t bytes = panel_bytes(matrix.format, matrix.inputs);
-    const int64_t row_bytes = matrix.inputs * (matrix.format == Format::INT8 ? 2 : 4);
+    const int64_t row_bytes = matrix.inputs * (matrix.format == Format::INT8 ? 1 : 4);
     const int64_t num_blocks = std::max(ceil_div(rows.count * row_bytes, MOST_ROW_BYTES), ceil_div(rows.count, MOST_ROWS));
     const int64_t most_units = num_blocks > 1 ? std::max<int64_t>(1, MOST_PANEL_BYTES / bytes) : MOST_PANELS;
     team.share(ceil_div(matrix.outputs, PANEL), most_units, [&](int64_t first, int64_t last) {
@@ -196,21 +178,37 @@ void multiply(Team &team, const Matrix &matrix, const Rows &rows, const Output &
     });
 }
 
-void read_row(const Matrix &matrix, int64_t output, float *out) {
-    const int64_t bytes = panel_bytes(matrix.format, matrix.inputs), column = output % PANEL;
-    const uint8_t *panel = matrix.panels + output / PANEL * bytes;
-    for (int64_t i = 0; i < matrix.inputs; i++) {
-        switch (matrix.format) {
-            case Format::FP32: out[i] = reinterpret_cast<const float *>(panel)[i * PANEL + column]; break;
-            case Format::BF16: out[i] = widen(reinterpret_cast<const Bf16 *>(panel)[i * PANEL + column]); break;
-            case Format::FP16: out[i] = widen(reinterpret_cast<const Fp16 *>(panel)[i * PANEL + column]); break;
-            case Format::INT8: {
-                const uint8_t *group = panel + i / GROUP * GROUP_BYTES;
-                const int8_t *pairs = reinterpret_cast<const int8_t *>(group + PANEL * 4);
-                int8_t weight = pairs[(i % GROUP / 2 * PANEL + column) * 2 + i % 2];
-                out[i] = float(weight) * reinterpret_cast<const float *>(group)[column];
-            }
+namespace {
+
+template <class T>
+void read_floats(const uint8_t *panel, int64_t column, int64_t inputs, float *out) {
+    const T *numbers = reinterpret_cast<const T *>(panel) + column;
+    for (int64_t i = 0; i < inputs; i++) out[i] = widen(numbers[i * PANEL]);
+}
+
+void read_int8(const uint8_t *panel, int64_t column, int64_t inputs, float *out) {
+    for (int64_t start = 0; start < inputs; start += GROUP, panel += GROUP_BYTES) {
+        const float scale = widen(reinterpret_cast<const Bf16 *>(panel)[column]);
+        const int8_t *quads = reinterpret_cast<const int8_t *>(panel + PANEL * 4);
+        float numbers[GROUP];
+        for (int64_t i = 0; i < GROUP; i++) {
+            numbers[i] = float(quads[(i / QUAD * PANEL + column) * QUAD + i % QUAD]) * scale;
         }
+        rotate_group(numbers);
+        std::copy(numbers, numbers + std::min(GROUP, inputs - start), out + start);
+    }
+}
+
+}  // namespace
+
+void read_row(const Matrix &matrix, int64_t output, float *out) {
+    const uint8_t *panel = matrix.panels + output / PANEL * panel_bytes(matrix.format, matrix.inputs);
+    const int64_t column = output % PANEL;
+    switch (matrix.format) {
+        case Format::FP32: return read_floats<float>(panel, column, matrix.inputs, out);
+        case Format::BF16: return read_floats<Bf16>(panel, column, matrix.inputs, out);
+        case Format::FP16: return read_floats<Fp16>(panel, column, matrix.inputs, out);
+        case Format::INT8: return read_int8(panel, column, matrix.inputs, out);
     }
 }
 

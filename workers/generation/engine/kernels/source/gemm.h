@@ -1,8 +1,9 @@
 // Products of rows with packed weight matrices.
 //
 // A matrix (outputs, inputs) lies in panels of 16 outputs, one after the other, so that a product reads it once from
-// front to back. A panel of floats is [input][16]. A panel of 8-bit weights is made of groups of 64 inputs: the 16 fp32
-// scales of the group, then [input pair][16][2], as a multiply-add of 16-bit pairs wants them; missing inputs are zero.
+// front to back. A panel of floats is [input][16]. A panel of 8-bit weights is made of groups of 64 inputs, rotated as
+// quantize.py says: 16 scales in bf16, 16 sums of the group's weights in int16, then [four inputs][16][4], as a dot
+// product of bytes wants them.
 //
 // Each number of a result is one chain of sums over the inputs in their order, whatever rows stand beside it.
 #pragma once
@@ -15,7 +16,8 @@ namespace gea {
 constexpr int64_t PANEL = 16;
 constexpr int64_t LINE = 64;  // bytes that memory hands out at once
 constexpr int64_t GROUP = 64;                                  // inputs that share a scale (quantize.py)
-constexpr int64_t GROUP_BYTES = PANEL * 4 + PANEL * GROUP;     // scales, then weights
+constexpr int64_t GROUP_BYTES = PANEL * 4 + PANEL * GROUP;     // scales and sums, then weights
+constexpr int64_t QUAD = 4;                                    // inputs of one dot product of bytes
 constexpr int64_t ROW_ALIGN = GROUP;                           // rows of activations are padded to this many numbers
 
 enum class Format : int64_t { FP32 = 0, BF16 = 1, FP16 = 2, INT8 = 3 };
@@ -38,14 +40,13 @@ struct Matrix {
     int64_t inputs;
 };
 
-// Inputs of a product: floats, or 16-bit integers with a scale for each row where the weights have 8 bits. The integers
-// of a row are padded with zeros to a multiple of GROUP.
+// Inputs of a product: floats, or bytes with a scale for each group where the weights have 8 bits (quantize.h).
 struct Rows {
     int64_t count;
-    int64_t stride;  // numbers from row to row
+    int64_t stride;  // numbers from row to row; for bytes a multiple of GROUP
     const float *floats;
-    const int16_t *ints;
-    const float *scales;
+    const uint8_t *bytes;
+    const float *scales;  // (count, stride / GROUP)
 };
 
 enum class Finish {

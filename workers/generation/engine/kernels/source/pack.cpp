@@ -1,8 +1,7 @@
 // Packing of weights into panels (see gemm.h).
-#include <cmath>
-
 #include "export.h"
 #include "gemm.h"
+#include "quantize.h"
 
 namespace gea {
 namespace {
@@ -14,26 +13,19 @@ void pack_floats(T *panel, const T *weights, int64_t num_outputs, int64_t inputs
     }
 }
 
-// As quantize_int8 in quantize.py, bit for bit: returns the scale of a group.
-float quantize_group(const float *weights, int64_t count, int8_t *to) {
-    float most = 0.0f;
-    for (int64_t i = 0; i < count; i++) most = largest(most, std::fabs(weights[i]));
-    const float scale = most / 127.0f, safe = scale > 0.0f ? scale : 1.0f;
-    for (int64_t i = 0; i < count; i++) to[i] = int8_t(std::nearbyint(weights[i] / safe));
-    return scale;
-}
-
 void pack_int8(uint8_t *panel, const float *weights, int64_t num_outputs, int64_t inputs) {
-    const int64_t num_groups = ceil_div(inputs, GROUP);
-    memset(panel, 0, num_groups * GROUP_BYTES);
-    for (int64_t g = 0; g < num_groups; g++) {
-        uint8_t *group = panel + g * GROUP_BYTES;
-        int8_t *pairs = reinterpret_cast<int8_t *>(group + PANEL * 4);
+    memset(panel, 0, panel_bytes(Format::INT8, inputs));
+    for (int64_t start = 0; start < inputs; start += GROUP, panel += GROUP_BYTES) {
+        Bf16 *scales = reinterpret_cast<Bf16 *>(panel);
+        int16_t *sums = reinterpret_cast<int16_t *>(scales + PANEL);
+        int8_t *quads = reinterpret_cast<int8_t *>(sums + PANEL);
         for (int64_t c = 0; c < num_outputs; c++) {
-            int8_t numbers[GROUP] = {};
-            const int64_t start = g * GROUP, count = std::min(GROUP, inputs - start);
-            reinterpret_cast<float *>(group)[c] = quantize_group(weights + c * inputs + start, count, numbers);
-            for (int64_t i = 0; i < GROUP; i++) pairs[(i / 2 * PANEL + c) * 2 + i % 2] = numbers[i];
+            int8_t numbers[GROUP];
+            narrow(quantize_weights(weights + c * inputs + start, std::min(GROUP, inputs - start), numbers), scales + c);
+            for (int64_t i = 0; i < GROUP; i++) {
+                quads[(i / QUAD * PANEL + c) * QUAD + i % QUAD] = numbers[i];
+                sums[c] = int16_t(sums[c] + numbers[i]);
+            }
         }
     }
 }

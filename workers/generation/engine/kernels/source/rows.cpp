@@ -37,7 +37,8 @@ void write_numbers(const Model &model, int64_t entry, int64_t offset, const floa
     }
 }
 
-// `entry` is the number of layer, block and head in the cache.
+}  // namespace
+
 void write_entry(const Model &model, int64_t entry, int64_t offset, const float *key, const float *value) {
     switch (KVFormat(model.kv_format)) {
         case KVFormat::FP32: return write_numbers<float>(model, entry, offset, key, value);
@@ -53,8 +54,6 @@ void write_entry(const Model &model, int64_t entry, int64_t offset, const float 
     }
 }
 
-}  // namespace
-
 void rms_norm(const float *from, const float *weight, int64_t count, float eps, float *to) {
     Floats squares = {};
     int64_t i = 0;
@@ -64,22 +63,6 @@ void rms_norm(const float *from, const float *weight, int64_t count, float eps, 
     const float scale = 1.0f / std::sqrt(total / float(count) + eps);
     for (i = 0; i + WIDTH <= count; i += WIDTH) store(to + i, load(weight + i) * (load(from + i) * splat(scale)));
     for (; i < count; i++) to[i] = weight[i] * (from[i] * scale);
-}
-
-float quantize_row(const float *from, int64_t count, int64_t padded, int16_t *to) {
-    Floats most = {};
-    int64_t i = 0;
-    for (; i + WIDTH <= count; i += WIDTH) most = max(most, magnitude(load(from + i)));
-    float amax = largest(most);
-    for (; i < count; i++) amax = largest(amax, std::fabs(from[i]));
-    const float steps = amax > 0.0f ? 32767.0f / amax : 0.0f;
-    for (i = 0; i + WIDTH <= count; i += WIDTH) {
-        Ints numbers = round_to_ints(load(from + i) * splat(steps));
-        for (int lane = 0; lane < WIDTH; lane++) to[i + lane] = int16_t(numbers[lane]);
-    }
-    for (; i < count; i++) to[i] = int16_t(std::nearbyint(from[i] * steps));
-    for (; i < padded; i++) to[i] = 0;
-    return amax / 32767.0f;
 }
 
 void place_head(const Model &model, int64_t layer, const Place &place, float *qkv, int64_t head) {

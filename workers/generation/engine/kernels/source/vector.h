@@ -88,6 +88,19 @@ GEA_INLINE Floats load(const float *from) {
     return vector;
 }
 
+GEA_INLINE Ints load_ints(const void *from) {
+    Ints vector;
+    memcpy(&vector, from, sizeof vector);
+    return vector;
+}
+
+// Four bytes, eight times.
+GEA_INLINE Ints splat_bytes(const uint8_t *from) {
+    int32_t n;
+    memcpy(&n, from, sizeof n);
+    return Ints{n, n, n, n, n, n, n, n};
+}
+
 GEA_INLINE void store(float *to, Floats vector) { memcpy(to, &vector, sizeof vector); }
 
 #ifdef __AVX2__
@@ -97,6 +110,28 @@ GEA_INLINE Floats max(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 GEA_INLINE Floats min(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 GEA_INLINE Floats to_floats(Ints vector) { return _mm256_cvtepi32_ps((__m256i)vector); }
 GEA_INLINE Ints round_to_ints(Floats vector) { return (Ints)_mm256_cvtps_epi32(vector); }
+
+// 32 products of unsigned by signed bytes, four neighbours to a sum. Exact while the unsigned ones are below 128 and the
+// signed ones above -128: else the sum of two products would not fit the 16 bits that AVX2 has for it.
+GEA_INLINE Ints add_dots(Ints sums, Ints unsigned_bytes, Ints signed_bytes) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    return (Ints)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
+#else
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
+    return sums + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+}
+
+// Numbers 0 … 255, as bytes.
+GEA_INLINE void store_bytes(uint8_t *to, Ints vector) {
+    const __m256i all = (__m256i)vector;
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    _mm_storel_epi64(reinterpret_cast<__m128i *>(to), _mm_packus_epi16(words, words));
+}
+
+GEA_INLINE Ints load_int16(const int16_t *from) {
+    return (Ints)_mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+}
 
 GEA_INLINE Floats load(const Bf16 *from) {
     __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
@@ -127,6 +162,25 @@ GEA_INLINE Floats to_floats(Ints vector) {
 GEA_INLINE Ints round_to_ints(Floats vector) {
     Ints out;
     for (int i = 0; i < WIDTH; i++) out[i] = int32_t(std::nearbyint(vector[i]));
+    return out;
+}
+
+GEA_INLINE Ints add_dots(Ints sums, Ints unsigned_bytes, Ints signed_bytes) {
+    uint8_t left[sizeof(Ints)];
+    int8_t right[sizeof(Ints)];
+    memcpy(left, &unsigned_bytes, sizeof left);
+    memcpy(right, &signed_bytes, sizeof right);
+    for (size_t i = 0; i < sizeof left; i++) sums[i / 4] += left[i] * right[i];
+    return sums;
+}
+
+GEA_INLINE void store_bytes(uint8_t *to, Ints vector) {
+    for (int i = 0; i < WIDTH; i++) to[i] = uint8_t(vector[i]);
+}
+
+GEA_INLINE Ints load_int16(const int16_t *from) {
+    Ints out;
+    for (int i = 0; i < WIDTH; i++) out[i] = from[i];
     return out;
 }
 
