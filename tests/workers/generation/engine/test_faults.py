@@ -7,18 +7,22 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+import torch
 from msgspec import structs
 
 from schemas.errors import InvalidRequestError
 from schemas.tokens import FinishReason, Usage
 from tests.workers.generation.engine.asking import local
-from tests.workers.generation.fakes import ScriptedModel
-from workers.generation.engine.fake import FakeEngine
+from tests.workers.generation.fakes import ContextModel, ScriptedModel, context_logits
+from workers.generation.engine.fake import END_OF_SEQUENCE, FakeEngine
 from workers.generation.engine.protocol import Engine, EngineRequest, Finished, SamplingParams, TokenChunk
 
 TEXT = "🌶️ 你好 é👨‍👩‍👧"
 RAW = TEXT.encode()
 GREEDY = SamplingParams(temperature=0, max_tokens=200)
+ALPHABET = "abcdefgh ."
+PENALTY = 1.6
+NUM_CACHED = 24  # of prompts of 30 tokens in blocks of 8
 
 
 @pytest.fixture(params=["local", "fake"])
@@ -91,16 +95,31 @@ async def test_repetition_penalty_with_any_output_leaves_the_engine_alive(
         assert "".join(chunk.text for chunk in chunks if chunk.index == index) == TEXT
 
 
-async def test_repetition_penalty_over_a_cached_prefix_is_that_over_one_that_was_read() -> None:
-    prompt, sampling = tuple(b"hello hello hello hello hello"), replace(GREEDY, repetition_penalty=1.6, max_tokens=12)
+def penalised(prompt: tuple[int, ...], read: slice, num_tokens: int) -> list[int]:
+    """Draw greedily in a naive loop, with a penalty on the output and on a part of the prompt."""
+    logits_of, drawn = context_logits(ALPHABET), list[int]()
+    while len(drawn) < num_tokens and END_OF_SEQUENCE not in drawn:
+        logits = logits_of([*prompt, *drawn])  # (vocab,)
+        seen = torch.tensor(sorted({*prompt[read], *drawn}), dtype=torch.int64)
+        logits[seen] = torch.where(logits[seen] > 0, logits[seen] / PENALTY, logits[seen] * PENALTY)
+        drawn.append(int(logits.argmax()))
+    return drawn
+
+
+@pytest.mark.parametrize("text", ["abcabcab abcabc.abcabcab defgh", "add. add. add. add. add. beach"])
+async def test_repetition_penalty_over_a_cached_prefix_is_that_over_one_that_was_read(text: str) -> None:
+    prompt, sampling = tuple(text.encode()), replace(GREEDY, repetition_penalty=PENALTY, max_tokens=12)
     request = EngineRequest(request_id="r", prompt=prompt, sampling=sampling)
-    made = local(ScriptedModel("hello hello", peak=1.0, block_size=8))
+    made = local(ContextModel(ALPHABET, block_size=8))
     await made.start()
     fresh, cached = [await chunks_of(made, request) for _ in range(2)]
     await made.stop()
-    assert (fresh[1].usage.cached_tokens, cached[1].usage.cached_tokens) == (0, 24)
-    assert [chunk.token_ids for chunk in fresh[0]] == [chunk.token_ids for chunk in cached[0]]
-    assert not any(set(chunk.token_ids) & set(prompt) for chunk in fresh[0][:1])  # the penalty has its effect
+    assert (fresh[1].usage.cached_tokens, cached[1].usage.cached_tokens) == (0, NUM_CACHED)
+    expected = penalised(prompt, slice(None), 12)
+    for chunks, _ in (fresh, cached):
+        assert [token_id for chunk in chunks for token_id in chunk.token_ids] == expected
+    for part in (slice(0), slice(NUM_CACHED), slice(NUM_CACHED, None)):
+        assert penalised(prompt, part, 12) != expected, f"{part} would do: this prompt tells nothing"
 
 
 @pytest.mark.parametrize("repetition_penalty", [0.0, -1.0, -math.inf, math.inf, math.nan])
