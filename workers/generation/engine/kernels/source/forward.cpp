@@ -1,13 +1,12 @@
 // The forward pass of the Llama family over one step's batch, from token ids to logits, on all threads of a team.
-#include <cmath>
-#include <cstdlib>
-
 #include "attention.h"
+#include "batch.h"
 #include "export.h"
 #include "gemm.h"
 #include "model.h"
 #include "quantize.h"
 #include "rows.h"
+#include "scratch.h"
 #include "threads.h"
 
 namespace gea {
@@ -15,48 +14,6 @@ namespace {
 
 // With so few rows each thread prepares them all for itself: cheaper than to wait for each other.
 constexpr int64_t MOST_OWN_ROWS = 2;
-constexpr int64_t ALIGNMENT = 64;
-
-// Memory that grows when it must and is cut into arrays anew for each batch.
-class Scratch {
-  public:
-    ~Scratch() { std::free(bytes_); }
-
-    int64_t capacity() const { return capacity_; }
-
-    bool reserve(int64_t size) {
-        if (size <= capacity_) return true;
-        std::free(bytes_);
-        capacity_ = round_up(size + size / 8, ALIGNMENT);
-        bytes_ = static_cast<uint8_t *>(std::aligned_alloc(ALIGNMENT, capacity_));
-        if (bytes_ == nullptr) capacity_ = 0;
-        return bytes_ != nullptr;
-    }
-
-    uint8_t *bytes() { return bytes_; }
-
-  private:
-    uint8_t *bytes_ = nullptr;
-    int64_t capacity_ = 0;
-};
-
-// Hands out arrays one behind the other; from null on it only measures.
-class Cutter {
-  public:
-    explicit Cutter(uint8_t *bytes) : bytes_(bytes) {}
-
-    template <class T>
-    void cut(T *&array, int64_t count) {
-        array = reinterpret_cast<T *>(bytes_ + size_);
-        size_ += round_up(count * int64_t(sizeof(T)), ALIGNMENT);
-    }
-
-    int64_t size() const { return size_; }
-
-  private:
-    uint8_t *bytes_;
-    int64_t size_ = 0;
-};
 
 // Rows ready for a product: one array for all threads, or one for each.
 struct Prepared {
@@ -96,7 +53,7 @@ class Step {
         : model_(engine.model), team_(*engine.team), scratch_(engine.scratch), batch_(batch) {}
 
     int run() {
-        if (int error = check()) return error;
+        if (int error = check_batch(model_, batch_)) return error;
         if (int error = prepare()) return error;
         auto body = [this](int thread) { forward(thread); };
         team_.run(body);
@@ -106,27 +63,6 @@ class Step {
   private:
     // ---- Preparation, by the calling thread ----
 
-    int check() const {
-        int64_t num_rows = 0, num_logits = 0;
-        for (int64_t s = 0; s < batch_.num_segments; s++) {
-            if (batch_.lengths[s] < 1 || batch_.logits[s] < 0 || batch_.logits[s] > batch_.lengths[s]) return BAD_SHAPE;
-            num_rows += batch_.lengths[s];
-            num_logits += batch_.logits[s];
-            if (batch_.starts[s] < 0 || batch_.end(s) > model_.max_context) return BAD_POSITION;
-            const int64_t num_blocks = batch_.table_starts[s + 1] - batch_.table_starts[s];
-            const int64_t used = ceil_div(batch_.end(s), model_.block_size);
-            if (num_blocks < used) return BAD_BLOCK;
-            for (int64_t b = 0; b < used; b++) {
-                if (batch_.table(s)[b] < 0 || batch_.table(s)[b] >= model_.num_blocks) return BAD_BLOCK;
-            }
-        }
-        if (num_rows != batch_.num_rows || num_logits != batch_.num_logits) return BAD_SHAPE;
-        for (int64_t r = 0; r < num_rows; r++) {
-            if (batch_.token_ids[r] < 0 || batch_.token_ids[r] >= model_.vocab_size) return BAD_TOKEN;
-        }
-        return OK;
-    }
-
     int prepare() {
         measure_plan(model_, batch_, batch_.lengths, team_.size(), arrays_.all);
         measure_plan(model_, batch_, batch_.logits, team_.size(), arrays_.last);
@@ -134,7 +70,7 @@ class Step {
         cut(scratch_.bytes());
         fill_plan(model_, batch_, batch_.lengths, arrays_.all);
         fill_plan(model_, batch_, batch_.logits, arrays_.last);
-        place_rows();
+        place_rows(model_, batch_, arrays_.places, arrays_.wanted);
         return OK;
     }
 
@@ -162,17 +98,6 @@ class Step {
             cutter.cut(plan->partials, plan->num_partials);
         }
         return cutter.size();
-    }
-
-    void place_rows() {
-        int64_t row = 0, num_wanted = 0;
-        for (int64_t s = 0; s < batch_.num_segments; s++) {
-            for (int64_t i = 0; i < batch_.lengths[s]; i++, row++) {
-                const int32_t position = batch_.starts[s] + int32_t(i), size = int32_t(model_.block_size);
-                arrays_.places[row] = {position, batch_.table(s)[position / size], position % size};
-                if (i >= batch_.lengths[s] - batch_.logits[s]) arrays_.wanted[num_wanted++] = int32_t(row);
-            }
-        }
     }
 
     // ---- The pass itself, by every thread ----

@@ -114,12 +114,8 @@ GEA_INLINE Ints round_to_ints(Floats vector) { return (Ints)_mm256_cvtps_epi32(v
 // 32 products of unsigned by signed bytes, four neighbours to a sum. Exact while the unsigned ones are below 128 and the
 // signed ones above -128: else the sum of two products would not fit the 16 bits that AVX2 has for it.
 GEA_INLINE Ints add_dots(Ints sums, Ints unsigned_bytes, Ints signed_bytes) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    return (Ints)_mm256_dpbusd_epi32((__m256i)sums, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
-#else
     const __m256i pairs = _mm256_maddubs_epi16((__m256i)unsigned_bytes, (__m256i)signed_bytes);
     return sums + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-#endif
 }
 
 // Numbers 0 … 255, as bytes.
