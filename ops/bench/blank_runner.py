@@ -14,18 +14,8 @@ VOCAB_SIZE = 256
 TOKEN = 65  # what it always draws
 
 
-class BlankRunner:
-    """A `ModelRunner` that keeps no cache and always prefers one token."""
-
-    def __init__(self, *, num_blocks: int, shape: CacheShape) -> None:
-        self.layout: CacheLayout = replace(shape.layout("blank"), num_blocks=num_blocks)
-        self.vocab_size = VOCAB_SIZE
-        self._row = torch.zeros(VOCAB_SIZE)
-        self._row[TOKEN] = 1.0
-
-    def forward(self, batch: StepBatch) -> torch.Tensor:
-        """Return the same logits for each row."""
-        return self._row.repeat(batch.num_logits, 1)
+class BlankCache:
+    """A `BlockCache` that holds nothing."""
 
     def copy_block(self, source: int, target: int) -> None:
         """Nothing to copy."""
@@ -39,6 +29,20 @@ class BlankRunner:
 
     def write_blocks(self, blocks: Sequence[int], content: object) -> None:
         """Nothing to write."""
+
+
+class BlankRunner:
+    """A `ModelRunner` that keeps no cache and always prefers one token."""
+
+    def __init__(self, *, num_blocks: int, shape: CacheShape) -> None:
+        self.layout: CacheLayout = replace(shape.layout("blank"), num_blocks=num_blocks)
+        self.vocab_size, self.cache = VOCAB_SIZE, BlankCache()
+        self._row = torch.zeros(VOCAB_SIZE)
+        self._row[TOKEN] = 1.0
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Return the same logits for each row."""
+        return self._row.repeat(batch.num_logits, 1)
 
     def allocator_slack_bytes(self) -> int:
         """Return 0."""

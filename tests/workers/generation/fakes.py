@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
-from workers.generation.engine.batch import CacheLayout, Segment, StepBatch
+from workers.generation.engine.batch import BlockCache, CacheLayout, Segment, StepBatch
 from workers.generation.engine.core import EngineCore
 from workers.generation.engine.fake import END_OF_SEQUENCE, VOCABULARY_SIZE, ByteTokenizer
 from workers.generation.engine.kv_cache import BlockPool
@@ -66,6 +66,10 @@ class PagedModel:
             raise RuntimeError("the model has failed")
         rows = [row for segment in batch.segments for row in self._rows(segment)]
         return torch.stack(rows) if rows else torch.empty(0, VOCABULARY_SIZE)
+
+    @property
+    def cache(self) -> BlockCache:
+        return self
 
     def copy_block(self, source: int, target: int) -> None:
         self._blocks[target] = list(self._blocks[source])

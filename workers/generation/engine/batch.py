@@ -61,8 +61,33 @@ class CacheLayout:
     identity: str
 
 
+class BlockCache(Protocol):
+    """The blocks of a paged cache, carried about. All methods belong to the engine's thread."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy one block in all layers."""
+        ...
+
+    def clear_blocks(self, blocks: Sequence[int]) -> None:
+        """Set blocks to zeros: a failure may have left numbers there that are not finite."""
+        ...
+
+    def read_blocks(self, blocks: Sequence[int]) -> object:
+        """Return the content of blocks outside the cache (host memory), for `write_blocks`; never changed by a step."""
+        ...
+
+    def write_blocks(self, blocks: Sequence[int], content: object) -> None:
+        """Put back, bit for bit, what `read_blocks` has returned for as many blocks."""
+        ...
+
+
 class ModelRunner(Protocol):
     """A model with its paged cache. All methods belong to the engine's thread."""
+
+    @property
+    def cache(self) -> BlockCache:
+        """Return the cache that its steps read and write."""
+        ...
 
     @property
     def layout(self) -> CacheLayout:
@@ -80,22 +105,6 @@ class ModelRunner(Protocol):
         Keys and values are written at the tokens' positions, so a step that failed half-way may be repeated. Raises
         torch.OutOfMemoryError or MemoryError where the step is too large.
         """
-        ...
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one block in all layers."""
-        ...
-
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Set blocks to zeros: a failure may have left numbers there that are not finite."""
-        ...
-
-    def read_blocks(self, blocks: Sequence[int]) -> object:
-        """Return the content of blocks outside the cache (host memory), for `write_blocks`; never changed by a step."""
-        ...
-
-    def write_blocks(self, blocks: Sequence[int], content: object) -> None:
-        """Put back, bit for bit, what `read_blocks` has returned for as many blocks."""
         ...
 
     def allocator_slack_bytes(self) -> int:

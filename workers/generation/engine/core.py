@@ -186,18 +186,21 @@ class EngineCore:
     def _clear(self) -> None:
         """Clear what failed requests have left, before anybody gets it."""
         if dirty := self.scheduler.pool.clean():
-            self._runner.clear_blocks(dirty)
+            self._runner.cache.clear_blocks(dirty)
 
     def _move(self, plan: StepPlan) -> None:
         """Carry blocks to host memory, from one to another, and back, in this order; then only who is whole runs."""
         for sequence, blocks in plan.swap_out:
             self._swap_out(sequence, blocks)
         for sequence, source, target in plan.copies:
-            self._guarded(sequence, self._runner.copy_block, source, target)
+            self._guarded(sequence, self._runner.cache.copy_block, source, target)
         for sequence in plan.swap_in:
             self._swap_ops += 1
             self._guarded(
-                sequence, self._runner.write_blocks, sequence.block_table[: sequence.num_swapped], sequence.swapped
+                sequence,
+                self._runner.cache.write_blocks,
+                sequence.block_table[: sequence.num_swapped],
+                sequence.swapped,
             )
             self.scheduler.forget_swapped(sequence)
         if plan.copies or plan.swap_in:
@@ -206,7 +209,7 @@ class EngineCore:
     def _swap_out(self, sequence: Sequence, blocks: Ordered[int]) -> None:
         """Keep a sequence's blocks in host memory. Where there is none left, it is read again."""
         try:
-            sequence.swapped = self._runner.read_blocks(blocks)
+            sequence.swapped = self._runner.cache.read_blocks(blocks)
             self._swap_ops += 1
         except Exception:
             self.scheduler.forget_swapped(sequence)

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 
 import torch
 
-from workers.generation.engine.paged_cache import PagedCache
-
 LIBRARY_EXHAUSTED = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "out of memory")
 
 
@@ -46,31 +44,28 @@ def is_exhaustion(error: RuntimeError) -> bool:
     return any(sign in str(error) for sign in LIBRARY_EXHAUSTED)
 
 
-def read_blocks(cache: PagedCache, blocks: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Return copies of blocks in page-locked host memory, `(num_layers, len(blocks), …)` of each tensor of the cache.
+def read_blocks(tensors: Sequence[torch.Tensor], blocks: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Return copies of blocks in page-locked host memory, `(num_layers, len(blocks), …)` of each tensor of a cache.
 
-    The device writes there without a detour. What is not on CUDA is copied as it always is.
+    The device writes there without a detour.
     """
-    if cache.keys.device.type != "cuda":
-        return cache.read_blocks(blocks)
-    picked = _index(blocks, cache.keys.device)
+    device = tensors[0].device
+    picked = _index(blocks, device)
     parts = []
-    for tensor in cache.tensors():
+    for tensor in tensors:
         source = tensor.index_select(1, picked)  # (num_layers, len(blocks), …)
         parts.append(torch.empty(source.shape, dtype=source.dtype, pin_memory=True).copy_(source, non_blocking=True))
-    torch.cuda.current_stream(cache.keys.device).synchronize()  # before anybody reads, or reuses a block
+    torch.cuda.current_stream(device).synchronize()  # before anybody reads, or reuses a block
     return tuple(parts)
 
 
-def write_blocks(cache: PagedCache, blocks: Sequence[int], content: Sequence[torch.Tensor]) -> None:
+def write_blocks(tensors: Sequence[torch.Tensor], blocks: Sequence[int], content: Sequence[torch.Tensor]) -> None:
     """Put back what `read_blocks` has returned for as many blocks, bit for bit."""
-    if cache.keys.device.type != "cuda":
-        cache.write_blocks(blocks, content)
-        return
-    picked = _index(blocks, cache.keys.device)
-    for tensor, part in zip(cache.tensors(), content, strict=True):
-        tensor.index_copy_(1, picked, part.to(tensor.device, non_blocking=True))
-    torch.cuda.current_stream(cache.keys.device).synchronize()  # `content` may be freed or overwritten afterwards
+    device = tensors[0].device
+    picked = _index(blocks, device)
+    for tensor, part in zip(tensors, content, strict=True):
+        tensor.index_copy_(1, picked, part.to(device, non_blocking=True))
+    torch.cuda.current_stream(device).synchronize()  # `content` may be freed or overwritten afterwards
 
 
 def _index(blocks: Sequence[int], device: torch.device) -> torch.Tensor:

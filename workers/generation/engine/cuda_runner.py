@@ -7,9 +7,7 @@ write to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
 
 import structlog
 import torch
@@ -63,6 +61,11 @@ class CudaRunner:
             self._graphs = self._record(recorder, max_rows)
 
     @property
+    def cache(self) -> PagedCache:
+        """Return the cache that steps read and write."""
+        return self._opened[1].cache
+
+    @property
     def layout(self) -> CacheLayout:
         """Return the shape of the cache, without the block that is no sequence's."""
         return self._layout
@@ -102,22 +105,6 @@ class CudaRunner:
                 return self._graphs.run(batch).cpu()
             step = MixedStep(layers, batch, self._device)
             return model.forward(step.token_ids, step.positions, step.attend, step.wanted).cpu()
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one block in all layers."""
-        self._opened[1].cache.copy_block(source, target)
-
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Set blocks to zeros."""
-        self._opened[1].cache.clear_blocks(blocks)
-
-    def read_blocks(self, blocks: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Return copies of blocks in page-locked memory."""
-        return cuda_memory.read_blocks(self._opened[1].cache, blocks)
-
-    def write_blocks(self, blocks: Sequence[int], content: object) -> None:
-        """Put back what `read_blocks` has returned, bit for bit."""
-        cuda_memory.write_blocks(self._opened[1].cache, blocks, cast(Sequence[torch.Tensor], content))
 
     def allocator_slack_bytes(self) -> int:
         """Return what the device's allocator has reserved and not handed out."""

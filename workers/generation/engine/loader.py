@@ -184,7 +184,7 @@ def _warm(runner: ModelRunner, device: torch.device, settings: LocalEngineSettin
             Segment(token_ids=(0,), start=num_tokens, block_table=blocks),
         ):
             runner.forward(StepBatch(segments=(segment,)))
-        runner.clear_blocks(blocks)
+        runner.cache.clear_blocks(blocks)
 
 
 def _report(identity: EngineIdentity, layout: CacheLayout, memory: MemoryParts, flags: AttentionFlags) -> None:

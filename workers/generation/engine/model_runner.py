@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
 
 import torch
 
@@ -28,6 +27,12 @@ class TorchRunner:
         self._device = model.device
         self._layout = shape.layout(identity)
         self._vocab_size, self._activation_bytes = model.vocab_size, 0
+
+    @property
+    def cache(self) -> PagedCache:
+        """Return the cache that steps read and write."""
+        assert self._cache is not None, "the runner is closed"
+        return self._cache
 
     @property
     def layout(self) -> CacheLayout:
@@ -62,22 +67,6 @@ class TorchRunner:
             own = partial(_attend, plan, cache, model.config.windows, model.config.head_dim**-0.5)
             return model.forward(plan.token_ids, plan.positions, own, plan.wanted).cpu()
 
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one block in all layers."""
-        self._paged.copy_block(source, target)
-
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Set blocks to zeros."""
-        self._paged.clear_blocks(blocks)
-
-    def read_blocks(self, blocks: Sequence[int]) -> object:
-        """Return copies of blocks on the CPU."""
-        return self._paged.read_blocks(blocks)
-
-    def write_blocks(self, blocks: Sequence[int], content: object) -> None:
-        """Put back what `read_blocks` has returned, bit for bit."""
-        self._paged.write_blocks(blocks, cast(Sequence[torch.Tensor], content))
-
     def allocator_slack_bytes(self) -> int:
         """Return what CUDA's allocator has reserved and not handed out; 0 on the CPU."""
         return cuda_memory.allocator_slack_bytes(self._device)
@@ -85,11 +74,6 @@ class TorchRunner:
     def close(self) -> None:
         """Free weights and cache. Idempotent."""
         self._model = self._cache = None
-
-    @property
-    def _paged(self) -> PagedCache:
-        assert self._cache is not None, "the runner is closed"
-        return self._cache
 
 
 def estimate_bytes(model: LlamaModel, batch: StepBatch) -> int:

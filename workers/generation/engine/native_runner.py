@@ -10,7 +10,6 @@ import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import cast
 
 import torch
 
@@ -62,6 +61,11 @@ class NativeRunner:
         self._handle = create(ctypes.byref(_with_cache(model.struct, self._cache)), num_threads)
         if not self._handle:
             raise MemoryError(f"no memory or no threads for a model on {num_threads} threads")
+
+    @property
+    def cache(self) -> PagedCache:
+        """Return the cache that steps read and write."""
+        return self._cache
 
     @property
     def layout(self) -> CacheLayout:
@@ -124,22 +128,6 @@ class NativeRunner:
             raise MemoryError(f"no memory for a step of {batch.num_tokens} tokens")
         if code:
             raise ValueError(ERRORS[code])
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one block in all layers."""
-        self._cache.copy_block(source, target)
-
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Set blocks to zeros."""
-        self._cache.clear_blocks(blocks)
-
-    def read_blocks(self, blocks: Sequence[int]) -> object:
-        """Return copies of blocks."""
-        return self._cache.read_blocks(blocks)
-
-    def write_blocks(self, blocks: Sequence[int], content: object) -> None:
-        """Put back what `read_blocks` has returned, bit for bit."""
-        self._cache.write_blocks(blocks, cast(Sequence[torch.Tensor], content))
 
     def allocator_slack_bytes(self) -> int:
         """Return 0: nothing is reserved that is not handed out."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from workers.generation.engine.batch import CacheLayout
+from workers.generation.engine.cuda_memory import read_blocks, write_blocks
 from workers.generation.engine.pages import page_zeros
 from workers.generation.engine.protocol import KVPrecision, Precision
 
@@ -90,13 +92,19 @@ class PagedCache:
             tensor[:, list(blocks)] = 0
 
     def read_blocks(self, blocks: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """Return copies of blocks on the CPU, `(num_layers, len(blocks), …)` of each tensor."""
+        """Return copies of blocks in host memory, `(num_layers, len(blocks), …)` of each tensor."""
+        if self.keys.device.type == "cuda":
+            return read_blocks(self.tensors(), blocks)
         return tuple(tensor[:, list(blocks)].cpu() for tensor in self.tensors())
 
-    def write_blocks(self, blocks: Sequence[int], content: Sequence[torch.Tensor]) -> None:
+    def write_blocks(self, blocks: Sequence[int], content: object) -> None:
         """Put back what `read_blocks` has returned for as many blocks, bit for bit."""
-        for tensor, part in zip(self.tensors(), content, strict=True):
-            tensor[:, list(blocks)] = part.to(tensor.device)
+        parts = cast(Sequence[torch.Tensor], content)
+        if self.keys.device.type == "cuda":
+            write_blocks(self.tensors(), blocks, parts)
+            return
+        for tensor, part in zip(self.tensors(), parts, strict=True):
+            tensor[:, list(blocks)] = part
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 import torch
 
 from schemas.errors import ConfigError, EngineUnavailableError
-from workers.generation.engine.batch import CacheLayout, StepBatch
+from workers.generation.engine.batch import BlockCache, CacheLayout, StepBatch
 from workers.generation.engine.tensor_parallel_process import RankProcess
 from workers.generation.engine.tensor_parallel_rank import (
     ClearBlocks,
@@ -66,6 +66,11 @@ class TensorParallelRunner:
             raise
 
     @property
+    def cache(self) -> BlockCache:
+        """Return the cache over all ranks: this object, which asks each of them."""
+        return self
+
+    @property
     def layout(self) -> CacheLayout:
         """Return the shape of the cache, over all ranks."""
         return self._layout
@@ -91,17 +96,17 @@ class TensorParallelRunner:
     def copy_block(self, source: int, target: int) -> None:
         """Copy one block in all layers."""
         command = CopyBlock(source, target)
-        self._run([command] * len(self._others), lambda: self._first.runner.copy_block(source, target))
+        self._run([command] * len(self._others), lambda: self._first.runner.cache.copy_block(source, target))
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Set blocks to zeros."""
         command = ClearBlocks(tuple(blocks))
-        self._run([command] * len(self._others), lambda: self._first.runner.clear_blocks(blocks))
+        self._run([command] * len(self._others), lambda: self._first.runner.cache.clear_blocks(blocks))
 
     def read_blocks(self, blocks: Sequence[int]) -> object:
         """Return copies of blocks, as of one cache with all heads."""
         command = ReadBlocks(tuple(blocks))
-        own, replies = self._run([command] * len(self._others), lambda: self._first.runner.read_blocks(blocks))
+        own, replies = self._run([command] * len(self._others), lambda: self._first.runner.cache.read_blocks(blocks))
         parts = [cast(Sequence[torch.Tensor], own), *(from_arrays(reply.content) for reply in replies)]
         return tuple(torch.cat(tensors, dim=HEADS_DIM) for tensors in zip(*parts, strict=True))
 
@@ -111,7 +116,7 @@ class TensorParallelRunner:
         split = [tensor.chunk(len(self._others) + 1, dim=HEADS_DIM) for tensor in whole]
         own, *parts = zip(*split, strict=True)
         commands = [WriteBlocks(tuple(blocks), to_arrays(part)) for part in parts]
-        self._run(commands, lambda: self._first.runner.write_blocks(blocks, own))
+        self._run(commands, lambda: self._first.runner.cache.write_blocks(blocks, own))
 
     def allocator_slack_bytes(self) -> int:
         """Return what the first rank's allocator has reserved and not handed out."""

@@ -193,13 +193,13 @@ def _do(rank: Rank, command: Command) -> Sequence[Any]:
         case Forward(batch):
             rank.forward(batch)
         case CopyBlock(source, target):
-            rank.runner.copy_block(source, target)
+            rank.runner.cache.copy_block(source, target)
         case ClearBlocks(blocks):
-            rank.runner.clear_blocks(blocks)
+            rank.runner.cache.clear_blocks(blocks)
         case ReadBlocks(blocks):
-            return to_arrays(cast(Sequence[torch.Tensor], rank.runner.read_blocks(blocks)))
+            return to_arrays(cast(Sequence[torch.Tensor], rank.runner.cache.read_blocks(blocks)))
         case WriteBlocks(blocks, content):
-            rank.runner.write_blocks(blocks, from_arrays(content))
+            rank.runner.cache.write_blocks(blocks, from_arrays(content))
     return ()
 
 

@@ -6,9 +6,6 @@ The invariant is that of `PagedStep`: no row sees another sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
-
 import torch
 
 from workers.generation.engine import cuda_memory
@@ -29,6 +26,11 @@ class TransformersRunner:
         self._vocab_size = model.vocab_size
 
     @property
+    def cache(self) -> PagedCache:
+        """Return the cache that steps read and write."""
+        return self._cache
+
+    @property
     def layout(self) -> CacheLayout:
         """Return the shape of the cache."""
         return self._layout
@@ -42,22 +44,6 @@ class TransformersRunner:
         """Return logits `(batch.num_logits, vocab_size)` fp32 on the CPU."""
         with memory_errors():
             return run_step(self._model.module, self._cache, batch, self._model.attention).cpu()
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one block in all layers."""
-        self._cache.copy_block(source, target)
-
-    def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Set blocks to zeros."""
-        self._cache.clear_blocks(blocks)
-
-    def read_blocks(self, blocks: Sequence[int]) -> object:
-        """Return copies of blocks on the CPU."""
-        return self._cache.read_blocks(blocks)
-
-    def write_blocks(self, blocks: Sequence[int], content: object) -> None:
-        """Put back what `read_blocks` has returned, bit for bit."""
-        self._cache.write_blocks(blocks, cast(Sequence[torch.Tensor], content))
 
     def allocator_slack_bytes(self) -> int:
         """Return what CUDA's allocator has reserved and not handed out; 0 on the CPU."""

@@ -102,15 +102,15 @@ def test_replays_write_no_other_block_that_a_sequence_could_have() -> None:
     runner = on_cuda()
     logits(runner)
     others = [block for block in range(NUM_BLOCKS) if block not in (*DECODE.block_table, *OTHER.block_table)]
-    assert all(not part.any() for part in runner.read_blocks(others))
+    assert all(not part.any() for part in runner.cache.read_blocks(others))
 
 
 def test_graphs_read_blocks_that_were_swapped_in_after_they_were_recorded() -> None:
     runner = on_cuda()
     whole = logits(runner)
-    content = runner.read_blocks([3, 9])
-    runner.clear_blocks([3, 9, 7])
-    runner.write_blocks([20, 11], content)
+    content = runner.cache.read_blocks([3, 9])
+    runner.cache.clear_blocks([3, 9, 7])
+    runner.cache.write_blocks([20, 11], content)
     moved = Segment(token_ids=DECODE.token_ids, start=DECODE.start, block_table=(20, 11))
     assert torch.equal(runner.forward(StepBatch(segments=(moved, OTHER))), whole[1:])
 

@@ -5,9 +5,7 @@ import torch
 
 from workers.generation.engine.cuda_memory import (
     allocator_slack_bytes,
-    read_blocks,
     returning_memory,
-    write_blocks,
 )
 from workers.generation.engine.memory import free_bytes
 from workers.generation.engine.paged_cache import CacheShape, PagedCache
@@ -30,9 +28,9 @@ def filled_cache(device: str, precision: KVPrecision) -> PagedCache:
 def test_swapped_blocks_come_back_bit_for_bit_to_other_places(device: str, precision: KVPrecision) -> None:
     cache = filled_cache(device, precision)
     before = [tensor.clone() for tensor in cache.tensors()]
-    content = read_blocks(cache, [4, 1])
+    content = cache.read_blocks([4, 1])
     cache.clear_blocks([4, 1, 0, 5])
-    write_blocks(cache, [0, 5], content)
+    cache.write_blocks([0, 5], content)
     for tensor, old in zip(cache.tensors(), before, strict=True):
         assert torch.equal(tensor[:, [0, 5]], old[:, [4, 1]])
         assert not tensor[:, [4, 1]].any()
@@ -42,7 +40,7 @@ def test_swapped_blocks_come_back_bit_for_bit_to_other_places(device: str, preci
 @pytest.mark.parametrize("device", DEVICES)
 def test_swapped_blocks_are_copies(device: str) -> None:
     cache = filled_cache(device, KVPrecision.FP32)
-    content = read_blocks(cache, [3])
+    content = cache.read_blocks([3])
     kept = [part.clone() for part in content]
     cache.clear_blocks([3])
     assert all(torch.equal(part, old) for part, old in zip(content, kept, strict=True))

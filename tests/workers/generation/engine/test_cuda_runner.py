@@ -75,18 +75,18 @@ def test_steps_write_no_other_block_that_a_sequence_could_have() -> None:
     runner.forward(StepBatch(segments=(PROMPT,)))
     runner.forward(StepBatch(segments=(DECODE,)))
     others = [block for block in range(NUM_BLOCKS) if block not in DECODE.block_table]
-    assert all(not part.any() for part in runner.read_blocks(others))
+    assert all(not part.any() for part in runner.cache.read_blocks(others))
 
 
 def test_blocks_are_copied_swapped_and_cleared() -> None:
     runner = on_cpu(naive_attention, None)
     runner.forward(StepBatch(segments=(PROMPT,)))
-    runner.copy_block(9, 1)
-    content = runner.read_blocks([9, 1])
+    runner.cache.copy_block(9, 1)
+    content = runner.cache.read_blocks([9, 1])
     assert all(torch.equal(part[:, 0], part[:, 1]) and bool(part.any()) for part in content)
-    runner.write_blocks([20, 21], content)
-    runner.clear_blocks([9])
-    after = runner.read_blocks([20, 1, 9])
+    runner.cache.write_blocks([20, 21], content)
+    runner.cache.clear_blocks([9])
+    after = runner.cache.read_blocks([20, 1, 9])
     assert all(torch.equal(part[:, 0], part[:, 1]) and not part[:, 2].any() for part in after)
 
 
@@ -109,10 +109,10 @@ def test_step_that_runs_out_of_memory_may_be_repeated() -> None:
 
 def test_numbers_of_another_sequence_that_are_not_finite_reach_no_row() -> None:
     runner, plain = on_cpu(naive_attention, run_and_keep), reference()
-    broken = tuple(torch.full_like(part, float("nan")) for part in runner.read_blocks([0]))
+    broken = tuple(torch.full_like(part, float("nan")) for part in runner.cache.read_blocks([0]))
     for one in (runner, plain):
         one.forward(StepBatch(segments=(PROMPT,)))
-    runner.write_blocks([0], broken)
+    runner.cache.write_blocks([0], broken)
     decodes = StepBatch(segments=(DECODE, Segment(token_ids=(2,), start=0, block_table=(7,))))
     torch.testing.assert_close(runner.forward(decodes), plain.forward(decodes), atol=1e-4, rtol=1e-4)
 

@@ -137,20 +137,20 @@ def test_what_an_earlier_owner_left_is_never_seen(formats: Formats) -> None:
 
 
 def _fill_with_poison(runner: NativeRunner, blocks: Sequence[int]) -> None:
-    content = runner.read_blocks(blocks)
+    content = runner.cache.read_blocks(blocks)
     assert isinstance(content, tuple)
     for tensor in content:
         tensor.fill_(127 if tensor.dtype == torch.int8 else float("nan"))
-    runner.write_blocks(blocks, content)
+    runner.cache.write_blocks(blocks, content)
 
 
 def test_swapped_blocks_continue_where_they_were() -> None:
     runner = make_runner(RandomSource(TINY), Formats(Precision.INT8, KVPrecision.INT8))
     ids = random_ids(40)
     plain = run_in_chunks(runner, ids, range(3), (39, 1))
-    content = runner.read_blocks(range(3))
-    runner.clear_blocks(range(3))
-    runner.write_blocks((50, 7, 9), content)
-    runner.copy_block(7, 8)
+    content = runner.cache.read_blocks(range(3))
+    runner.cache.clear_blocks(range(3))
+    runner.cache.write_blocks((50, 7, 9), content)
+    runner.cache.copy_block(7, 8)
     last = Segment(token_ids=ids[39:], start=39, block_table=(50, 8, 9))
     assert torch.equal(runner.forward(StepBatch(segments=(last,)))[0], plain[39])

@@ -89,18 +89,25 @@ class Faults:
             logits[self._random.randrange(len(logits))] = self._random.choice((float("nan"), float("inf")))
         return logits
 
+    @property
+    def cache(self) -> Any:
+        return self
+
+    def clear_blocks(self, blocks: Any) -> None:
+        self._runner.cache.clear_blocks(blocks)
+
     def copy_block(self, source: int, target: int) -> None:
         self._fail(RuntimeError("no copy"))
-        self._runner.copy_block(source, target)
+        self._runner.cache.copy_block(source, target)
 
     def read_blocks(self, blocks: Any) -> object:
         self._fail(MemoryError())
-        found: object = self._runner.read_blocks(blocks)
+        found: object = self._runner.cache.read_blocks(blocks)
         return found
 
     def write_blocks(self, blocks: Any, content: object) -> None:
         self._fail(RuntimeError("no way back"))
-        self._runner.write_blocks(blocks, content)
+        self._runner.cache.write_blocks(blocks, content)
 
     def _fail(self, *errors: Exception) -> None:
         if self._random.random() < FAULT_SHARE:

@@ -55,7 +55,7 @@ def shared(folder: Path) -> Iterator[TensorParallelRunner]:
 def test_two_processes_draw_the_tokens_of_one(folder: Path, shared: TensorParallelRunner) -> None:
     plain = run_greedy(make_runner(folder), PROMPTS, NUM_TOKENS)
     assert run_greedy(shared, PROMPTS, NUM_TOKENS) == plain
-    shared.clear_blocks(range(shared.layout.num_blocks))
+    shared.cache.clear_blocks(range(shared.layout.num_blocks))
     assert run_greedy(shared, PROMPTS, NUM_TOKENS, guides=plain) == plain
 
 
@@ -64,10 +64,10 @@ def test_blocks_are_those_of_a_cache_with_all_heads(folder: Path, shared: Tensor
     logits = []
     for runner in (alone, shared):
         runner.forward(StepBatch(segments=(CHUNK,)))
-        runner.copy_block(3, 5)
+        runner.cache.copy_block(3, 5)
         content = read(runner, 5)
-        runner.clear_blocks((3, 5))
-        runner.write_blocks((1,), content)
+        runner.cache.clear_blocks((3, 5))
+        runner.cache.write_blocks((1,), content)
         assert all(map(torch.equal, content, read(runner, 1)))
         logits.append(runner.forward(StepBatch(segments=(Segment(token_ids=(8,), start=3, block_table=(1,)),))))
     torch.testing.assert_close(read(alone, 1), read(shared, 1), rtol=1e-4, atol=1e-4)
@@ -108,7 +108,7 @@ def test_a_rank_that_is_gone_ends_every_step_in_bounded_time(
         with pytest.raises(EngineUnavailableError, match=reason):
             runner.forward(batch)
     with pytest.raises(EngineUnavailableError, match=reason):
-        runner.clear_blocks((1,))
+        runner.cache.clear_blocks((1,))
     runner.close()
     assert time.monotonic() - started_s < END_S
     assert not is_alive(pid)
@@ -149,7 +149,7 @@ def test_ranks_end_with_their_parent(folder: Path, *, is_killed: bool) -> None:
 
 
 def read(runner: ModelRunner, *blocks: int) -> Sequence[torch.Tensor]:
-    return cast(Sequence[torch.Tensor], runner.read_blocks(blocks))
+    return cast(Sequence[torch.Tensor], runner.cache.read_blocks(blocks))
 
 
 def is_alive(pid: int) -> bool:

@@ -19,6 +19,8 @@ from workers.generation.engine.transformers_runner import TransformersRunner
 CPU = torch.device("cpu")
 PROMPTS = ((5,), (7, 8, 9, 10), tuple(range(20, 57)), (3, 3, 3, 4, 4, 5, 6, 7, 8))
 NUM_TOKENS = 20
+HIDDEN_IN_TORCH, HIDDEN_IN_KERNELS = 48, 64  # heads of 12 and 16 numbers: the kernels want a multiple of 8
+TOLERANCES = {Precision.FP32: 1e-4, Precision.BF16: 2e-1}
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +52,9 @@ def check_greedy(runner: ModelRunner, model: Any) -> None:
     assert run_greedy(runner, PROMPTS, NUM_TOKENS, guides=plain) == plain
 
 
-def test_gpt2_answers_as_generate_does_token_for_token(tmp_path: Path) -> None:
-    model = save_model(tmp_path, "gpt2")
+@pytest.mark.parametrize("hidden_size", [HIDDEN_IN_TORCH, HIDDEN_IN_KERNELS])
+def test_gpt2_answers_as_generate_does_token_for_token(tmp_path: Path, hidden_size: int) -> None:
+    model = save_model(tmp_path, "gpt2", hidden_size=hidden_size)
     check_greedy(load(tmp_path), model)
 
 
@@ -75,12 +78,12 @@ def test_blocks_move_with_their_content(tmp_path: Path) -> None:
         return runner.forward(StepBatch(segments=(Segment(token_ids=(8,), start=3, block_table=(block,)),)))
 
     logits = after(3)  # (1, vocab)
-    content = runner.read_blocks((3,))
-    runner.copy_block(3, 5)
-    runner.clear_blocks((3,))
+    content = runner.cache.read_blocks((3,))
+    runner.cache.copy_block(3, 5)
+    runner.cache.clear_blocks((3,))
     assert not torch.allclose(after(3), logits)
     assert torch.equal(after(5), logits)
-    runner.write_blocks((0,), content)
+    runner.cache.write_blocks((0,), content)
     assert torch.equal(after(0), logits)
 
 
@@ -98,9 +101,21 @@ def test_a_smaller_cache_moves_the_logits_a_little(tmp_path: Path, kv: KVPrecisi
     assert 0 < distance < tolerance
 
 
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_a_row_has_the_same_attention_in_torch_and_in_the_kernels(tmp_path: Path, precision: Precision) -> None:
+    save_model(tmp_path, "gpt2", hidden_size=HIDDEN_IN_KERNELS)
+    batch = StepBatch(segments=(Segment(token_ids=PROMPTS[2], start=0, block_table=range(5), num_logits=9),))
+    fast, slow = load(tmp_path, precision=precision), load(tmp_path, precision=precision, block_size=10)
+    torch.testing.assert_close(fast.forward(batch), slow.forward(batch), atol=TOLERANCES[precision], rtol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_neox", "mixtral", "qwen2_moe", "mistral", "gemma2", "phi"])
 @pytest.mark.parametrize("block_size", [8, 32])
-def test_families_answer_as_generate_does(tmp_path: Path, family: str, block_size: int) -> None:
-    model = save_model(tmp_path, family)
+@pytest.mark.parametrize(("hidden_size", "head_dim"), [(HIDDEN_IN_TORCH, 12), (HIDDEN_IN_KERNELS, 16)])
+def test_families_answer_as_generate_does(
+    tmp_path: Path, family: str, block_size: int, hidden_size: int, head_dim: int
+) -> None:
+    width = "word_embed_proj_dim" if family == "opt" else "hidden_size"
+    model = save_model(tmp_path, family, **{width: hidden_size, "hidden_size": hidden_size, "head_dim": head_dim})
     check_greedy(load(tmp_path, block_size=block_size), model)
