@@ -26,7 +26,8 @@ from streams.reading import read_until
 from streams.token_reader import decode_token
 from streams.topics import DEAD_LETTER, TOKENS
 from tests.flow.harness import DIALOGUE, Installation
-from tests.fuzzing import WORK_TOPICS, FuzzRecord
+from tests.fuzz_draft import WORK_TOPICS
+from tests.fuzzing import FuzzRecord
 from workers.router.stage import RouterHandler
 
 TEXT = "Within 30 days."

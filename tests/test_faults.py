@@ -24,7 +24,7 @@ STREAMS = {
         f"{ENGINE}/test_detokenizer.py::test_unfinished_character_is_flushed_as_the_full_decode_shows_it",
         f"{ENGINE}/test_faults.py::test_character_of_several_tokens_is_published_whole",
         f"{ENGINE}/test_faults.py::test_answer_that_is_cut_in_a_character_equals_the_full_decode",
-        "streams/test_token_writer.py::test_lone_surrogates_are_refused_and_the_stream_goes_on",
+        "streams/test_token_writer_failures.py::test_lone_surrogates_are_refused_and_the_stream_goes_on",
     ),
     "vllm#3574: part of a stop string was published": (
         f"{ENGINE}/test_detokenizer.py::test_stop_string_over_several_pieces_is_never_published_in_part",
@@ -65,7 +65,7 @@ STREAMS = {
     "transformers#29279: text of a user became control tokens": (
         f"{ENGINE}/test_tokenizer.py::test_names_of_control_tokens_in_anybodys_text_are_ordinary_text",
         "workers/generation/test_prompt.py::test_control_tokens_come_from_the_template_alone",
-        "workers/generation/strategies/test_play.py::test_control_names_in_a_passage_are_quoted_and_stay_text",
+        "workers/generation/strategies/test_play_knowledge.py::test_control_names_in_a_passage_are_quoted_and_stay_text",
     ),
     "sglang#36333, vllm#54947: a cancelled request decoded on": (
         f"{ENGINE}/test_core.py::test_abort_takes_effect_at_once_wherever_the_request_is",
@@ -145,7 +145,7 @@ KAFKA = {
     "aiokafka#1101, #1039, #1017: a producer hung or failed for ever": (
         "kafka/test_kafka_restart.py::test_sends_fail_in_time_while_the_broker_is_away_and_work_after",
         "kafka/test_kafka_producer.py::test_a_producer_whose_sender_has_died_is_rebuilt",
-        "streams/test_token_writer.py::test_a_send_that_hangs_fails_in_bounded_time",
+        "streams/test_token_writer_failures.py::test_a_send_that_hangs_fails_in_bounded_time",
         "chaos/test_faults_real.py::test_a_worker_ends_in_bounded_time_while_nothing_comes_from_the_broker",
         "ops/test_healthcheck.py::test_unreachable_broker_is_unhealthy_and_torch_is_not_imported",
     ),

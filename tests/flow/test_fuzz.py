@@ -17,7 +17,9 @@ from schemas.document import Document
 from streams.topics import DOCUMENTS
 from tests.flow.besieged import MAX_SLOWDOWN, groups
 from tests.flow.harness import Installation, installation
-from tests.fuzzing import ALL_TOPICS, KINDS, WORK_TOPICS, fuzz
+from tests.fuzz_draft import ALL_TOPICS, WORK_TOPICS
+from tests.fuzz_kinds import KINDS
+from tests.fuzzing import fuzz
 from tests.siege import TEXT, Siege
 from workers.encoder import Vectors
 from workers.generation.engine.fake import FakeEngine

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from streams.broker import Record, TopicPartition, TopicSpec
 from streams.consumer import Delivery, PoolConsumer
@@ -42,3 +43,10 @@ async def take(batches: AsyncIterator[Sequence[Delivery]], count: int) -> list[D
 
 def offsets(deliveries: Sequence[Delivery]) -> list[int]:
     return [delivery.record.offset for delivery in deliveries]
+
+
+async def until(broker: MemoryBroker, is_true: Callable[[], bool]) -> None:
+    """Wait for what no event of the broker tells of."""
+    async with asyncio.timeout(5):
+        while not is_true():
+            await broker.wait(0.002)

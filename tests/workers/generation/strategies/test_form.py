@@ -11,7 +11,7 @@ from schemas.codec import convert
 from schemas.intent import IntentResult
 from schemas.request import GenerationRequest, Strategy
 from schemas.retrieval import Passage
-from tests.workers.generation.strategies.test_play import CHINESE, QUESTION, SHOES, plan_of
+from tests.workers.generation.strategies.played import CHINESE, QUESTION, SHOES, plan_of
 from workers.generation.engine.protocol import ConstraintKind, ConstraintSpec
 from workers.generation.strategies.plan import CAREFUL_TOKENS
 from workers.generation.strategies.router import RoutingSignals, choose

@@ -10,7 +10,7 @@ import pytest
 from schemas.errors import InvalidRequestError
 from schemas.request import Strategy
 from schemas.tokens import FinishReason
-from tests.workers.generation.strategies.test_play import CHINESE, QUOTE, SHOES, ask, plan_of
+from tests.workers.generation.strategies.played import CHINESE, QUOTE, SHOES, ask, plan_of
 from workers.generation.engine.fake import END_OF_SEQUENCE, ByteTokenizer, FakeEngine, Script
 from workers.generation.engine.protocol import ChoiceEnd, EngineRequest, Finished
 from workers.generation.strategies import Plan, play
