@@ -213,20 +213,31 @@ def _check_lists(request: GenerationRequest) -> None:
     if len(stop) > MAX_STOP_STRINGS or any(not 1 <= len(text) <= MAX_STOP_CHARS for text in stop):
         raise _refuse("stop", f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters are allowed")
     token_ids = request.stop_token_ids or ()
-    if len(token_ids) > MAX_STOP_TOKENS or any(not 0 <= token_id < 2**31 for token_id in token_ids):
+    if len(token_ids) > MAX_STOP_TOKENS or not all(map(_is_token_id, token_ids)):
         raise _refuse("stop_token_ids", f"at most {MAX_STOP_TOKENS} ids of 0 to {2**31 - 1} are allowed")
     bias = request.logit_bias or {}
     if len(bias) > MAX_LOGIT_BIAS:
         raise _refuse("logit_bias", f"at most {MAX_LOGIT_BIAS} tokens are allowed")
     for token_id, value in bias.items():
-        if not (token_id.isascii() and token_id.isdigit() and len(token_id) <= 10 and int(token_id) < 2**31):
-            raise _refuse("logit_bias", f"{token_id[:20]!r} is no token id: 0 to {2**31 - 1}")
+        if not _is_token_name(token_id):
+            raise _refuse("logit_bias", f"{str(token_id)[:20]!r} is no token id: 0 to {2**31 - 1}")
         if value not in LOGIT_BIAS_RANGE:
             raise _refuse("logit_bias", f"{value} is not allowed: {LOGIT_BIAS_RANGE}")
     if len(request.passages or ()) > MAX_PASSAGES:
         raise _refuse("passages", f"at most {MAX_PASSAGES} are allowed")
     for passage in request.passages or ():
         check_passage(passage)
+
+
+def _is_token_id(token_id: object) -> bool:
+    """Say whether this is an id: 5.0 and True are equal to one, but none."""
+    return type(token_id) is int and 0 <= token_id < 2**31
+
+
+def _is_token_name(token_id: object) -> bool:
+    """Say whether this is an id as text, the form that keys have in JSON."""
+    is_text = isinstance(token_id, str) and token_id.isascii() and token_id.isdigit() and len(token_id) <= 10
+    return is_text and int(str(token_id)) < 2**31
 
 
 def check_passage(passage: Passage) -> None:

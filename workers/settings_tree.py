@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 import yaml
@@ -66,6 +66,8 @@ def choices(struct: type[msgspec.Struct], place: str) -> str:
     """Return what the key at a dotted place takes, if that is only a few words; else nothing."""
     found = _find(struct, place.replace(".", "_"))
     kind = found[1] if found else None
+    if get_origin(kind) is Literal:
+        return f": {', '.join(map(str, get_args(kind)))}"
     return f": {', '.join(kind)}" if isinstance(kind, type) and issubclass(kind, StrEnum) else ""
 
 

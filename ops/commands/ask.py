@@ -20,7 +20,7 @@ from ops.stack import DEFAULT_NAME
 from ops.terminal import INTERRUPTED, Reporter, emit_json, first_interrupt, run, without_controls
 from schemas.request import GenerationRequest, Priority, Retrieval, Strategy
 from schemas.response_format import ChoiceFormat, JsonSchema, JsonSchemaFormat, RegexFormat, ResponseFormat
-from schemas.tokens import EndStatus
+from schemas.tokens import EndStatus, FinishReason
 
 if TYPE_CHECKING:
     from ops.answering import Answered
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from streams.client import GeaClient
 
 TIMEOUT_S = 120.0
+CUT = "the answer is cut: no more tokens were allowed (finish_reason length); --max-tokens may allow more"
 CANCEL_S = 5.0  # a cancelled request ends within milliseconds where workers run
 
 Session = Annotated[str | None, typer.Option("--session", help="Remember the turns of this conversation.")]
@@ -183,16 +184,19 @@ def show_footer(answered: Answered) -> None:
     reporter = Reporter()
     for citation in answered.end.citations:
         reporter.note(f"[{citation.title or citation.passage_id}] {citation.passage_id}")
-    if answered.end.status is EndStatus.CANCELLED:
-        reporter.warn(_why_cancelled(answered))
+    _warn(answered, reporter)
     reporter.note(
         f"{answered.end.strategy} · {answered.tokens} tokens · first after {answered.ttft_ms:.0f} ms · "
         f"{answered.tokens_per_s:.1f} tokens/s · {answered.request_id}"
     )
 
 
-def _why_cancelled(answered: Answered) -> str:
-    return f"cancelled: {answered.end.failure.message}" if answered.end.failure else "cancelled"
+def _warn(answered: Answered, reporter: Reporter) -> None:
+    """Say why an answer is not whole, where it is not."""
+    if answered.end.status is EndStatus.CANCELLED:
+        reporter.warn(f"cancelled: {answered.end.failure.message}" if answered.end.failure else "cancelled")
+    elif answered.end.finish_reason is FinishReason.LENGTH:
+        reporter.warn(CUT)
 
 
 def chat(
@@ -247,8 +251,7 @@ def _take_turn(runner: asyncio.Runner, client: GeaClient, request: GenerationReq
             answering.ask(client, request, on_chunk=printer, timeout_s=TIMEOUT_S, cancel_on_close=True)
         )
         printer.finish()
-        if answered.end.status is EndStatus.CANCELLED:
-            reporter.warn(_why_cancelled(answered))
+        _warn(answered, reporter)
     except KeyboardInterrupt:
         reporter.note("cancelled")
     except (CommandError, GeaError) as error:

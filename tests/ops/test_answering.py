@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ops.answering import Answered, follow
-from ops.commands.ask import TextPrinter
+from ops.commands.ask import TextPrinter, show_footer
 from ops.commands.tail import line_of
 from ops.errors import CommandError
 from schemas.envelope import Reply
@@ -113,6 +113,15 @@ def test_rate_counts_the_tokens_after_the_first(ttft_ms: float, total_ms: float,
     end = msgspec.structs.replace(COMPLETED, usage=Usage(completion_tokens=3))
     answered = Answered(request_id=REQUEST_ID, text="", texts=(), end=end, ttft_ms=ttft_ms, total_ms=total_ms)
     assert answered.tokens_per_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_an_answer_that_is_cut_is_told_so_in_one_line(reason: FinishReason, capsys: pytest.CaptureFixture[str]) -> None:
+    end = msgspec.structs.replace(COMPLETED, finish_reason=reason)
+    show_footer(Answered(request_id=REQUEST_ID, text="", texts=(), end=end, ttft_ms=1, total_ms=2))
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("is cut") == (reason is FinishReason.LENGTH)
 
 
 def test_printer_shows_only_the_first_choice_and_ends_its_line() -> None:

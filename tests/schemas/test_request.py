@@ -122,14 +122,14 @@ def test_stop_strings_and_tokens() -> None:
     validate(ask(stop=("x" * MAX_STOP_CHARS,) * MAX_STOP_STRINGS, stop_token_ids=(0, 2**31 - 1)))
     for stop in (("",), ("x" * (MAX_STOP_CHARS + 1),), ("x",) * (MAX_STOP_STRINGS + 1)):
         assert refused(ask(stop=stop)).field == "stop"
-    for token_ids in ((-1,), (2**31,), (1,) * (MAX_STOP_TOKENS + 1)):
+    for token_ids in ((-1,), (2**31,), (5.0,), (True,), (None,), (1,) * (MAX_STOP_TOKENS + 1)):
         assert refused(ask(stop_token_ids=token_ids)).field == "stop_token_ids"
 
 
 def test_logit_bias_keys_and_values() -> None:
     validate(ask(logit_bias={"0": -100.0, str(2**31 - 1): 100.0}))
     low, high = LOGIT_BIAS_RANGE.low, LOGIT_BIAS_RANGE.high
-    for key in ("", "-1", "a", "1.0", "²", str(2**31), " 1", "9" * 5_000):
+    for key in ("", "-1", "a", "1.0", "²", str(2**31), " 1", "9" * 5_000, 5, 5.0):
         assert refused(ask(logit_bias={key: 0.0})).field == "logit_bias"
     for value in (low - 1, high + 1, math.nan, math.inf):
         assert refused(ask(logit_bias={"1": value})).field == "logit_bias"

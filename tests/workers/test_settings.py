@@ -136,6 +136,8 @@ def test_variable_that_names_no_key_stops_the_start(name: str) -> None:
         ("GEA_ROUTER_DEADLINE_S", "7200", r"router: deadline_s: 7200 .* at most max_deadline_s, 3600"),
         ("GEA_OUTLIER_PROBE_S", "900", r"outlier: probe_s: 900 .* at most max_probe_s, 300"),
         ("GEA_ROUTER_PLACEMENT", "random", r"router.placement: .*'random': round_robin, least_load"),
+        ("GEA_GENERATION_LOCAL_BLOCK_SIZE", "12", r"local\.block_size: .*12: 8, 16, 32, 64, 128, 256"),
+        ("GEA_GENERATION_LOCAL_BLOCK_SIZE", "x", r"local\.block_size: .*: 8, 16, 32, 64, 128, 256"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_what_does(name: str, value: str, named: str) -> None:

@@ -6,7 +6,7 @@ The router has checked the public ranges already; this guards the engine against
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from schemas.errors import InvalidRequestError, PromptTooLongError
 from workers.generation.engine.batch import CacheLayout
@@ -53,11 +53,21 @@ def _context(max_context: int, layout: CacheLayout | None) -> int:
 
 
 def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    _check_whole(field, token_ids)
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
         raise InvalidRequestError(f"{field}: token ids of 0 to {vocab_size - 1} are allowed", field=field)
 
 
+def _check_whole(field: str, token_ids: Iterable[object]) -> None:
+    """Raise InvalidRequestError for what is no `int`: deeper down, 5.0 finds some tokens' tables and not others'."""
+    for token_id in token_ids:
+        if type(token_id) is not int:
+            raise InvalidRequestError(f"{field}: {token_id!r} is no token id, which are whole numbers", field=field)
+
+
 def _check_sampling(params: SamplingParams, max_sequences: int) -> None:
+    _check_whole("stop_token_ids", params.stop_token_ids)
+    _check_whole("logit_bias", params.logit_bias)
     allowed = {
         "max_tokens": params.max_tokens >= 1,
         "n": 1 <= params.n <= max_sequences,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,23 @@ async def test_unusable_requests_are_refused_and_others_go_on(engine: Engine) ->
     with pytest.raises(InvalidRequestError, match="already in flight"):
         engine.submit(ask("good"))
     assert (await read(stream))[0] == "Hello 你好."
+
+
+@pytest.mark.parametrize("token_id", [5.0, True, "5", None])
+@pytest.mark.parametrize("field", ["prompt", "output", "stop_token_ids", "logit_bias"])
+async def test_what_is_no_token_id_is_refused_by_its_field(engine: Engine, field: str, token_id: Any) -> None:
+    given = ask("bad")
+    if field == "prompt":
+        given = replace(given, prompt=(1, token_id, 2))
+    elif field == "output":
+        given = replace(given, output=((token_id,),))
+    else:
+        ids: Any = {token_id: 1.0} if field == "logit_bias" else frozenset({token_id})
+        changes: dict[str, Any] = {field: ids}
+        given = replace(given, sampling=replace(GREEDY, **changes))
+    with pytest.raises(InvalidRequestError, match="no token id") as caught:
+        engine.submit(given)
+    assert caught.value.field == field
 
 
 async def test_full_queue_refuses_for_now(engine: Engine) -> None:

@@ -105,7 +105,8 @@ def test_memory_is_told_in_parts() -> None:
     table = 2 * 64 * 4
     assert make_runner().weights_bytes == 4 * (numbers + table)
     assert make_runner(precision=Precision.BF16).weights_bytes == 2 * (numbers + table)
-    assert make_runner(precision=Precision.INT8).weights_bytes < 4 * (numbers + table) / 2
+    int8 = make_runner(precision=Precision.INT8).weights_bytes
+    assert int8 < 4 * (numbers + table) * 0.6  # the 32 inputs fill half of a group, which is stored as a whole
     runner = make_runner()
     assert runner.activation_bytes == 0
     run(runner, segment(PROMPT[:4]))

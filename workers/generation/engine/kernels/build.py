@@ -53,11 +53,17 @@ def find_compiler(environ: Mapping[str, str] | None = None) -> tuple[str, ...] |
 
 
 def machine_flags() -> tuple[str, ...]:
-    """Return the instruction set to compile for: x86-64-v3 where the CPU has it, else what every CPU has.
+    """Return the instruction set to compile for: x86-64-v3 in the x86 family, else what every CPU has.
 
-    Never -march=native: a cache folder may be shared by machines whose CPUs differ.
+    Whatever this CPU has: an image is built on one machine and runs on others, under the same name of the library. So
+    never -march=native. `load_library` keeps a CPU that lacks the instructions away from it.
     """
-    return X86_64_V3_FLAGS if has_x86_64_v3() else ()
+    return X86_64_V3_FLAGS if is_x86_64() else ()
+
+
+def is_x86_64() -> bool:
+    """Return whether this is a CPU of the x86 family."""
+    return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def has_x86_64_v3() -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from workers.generation.engine.kernels.build import (
     default_folder,
     find_compiler,
     has_x86_64_v3,
+    is_x86_64,
 )
 
 _log = structlog.get_logger(__name__)
@@ -51,7 +51,7 @@ def load_library(folder: Path | None = None) -> Library | None:
 
 @functools.cache
 def _load(folder: Path) -> Library | None:
-    if platform.machine().lower() in ("x86_64", "amd64") and not has_x86_64_v3():
+    if is_x86_64() and not has_x86_64_v3():
         _log.warning("kernels.unavailable", reason="the CPU has no AVX2")
         return None
     try:

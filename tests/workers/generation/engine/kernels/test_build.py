@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from workers.generation.engine.kernels import library
+from workers.generation.engine.kernels import build, library
 from workers.generation.engine.kernels.build import (
     BuildError,
     build_library,
@@ -102,6 +102,18 @@ def test_the_cache_is_where_the_other_caches_are() -> None:
 
 def test_never_compiles_for_this_cpu_alone() -> None:
     assert not any("native" in flag or "fast-math" in flag for flag in machine_flags())
+
+
+def test_the_name_of_the_library_does_not_depend_on_the_cpu_of_the_machine_that_builds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = machine_flags()
+    monkeypatch.setattr(build, "has_x86_64_v3", lambda: False)
+    assert machine_flags() == flags
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert machine_flags() == ()
+    monkeypatch.setattr(platform, "machine", lambda: "AMD64")
+    assert "-mavx2" in machine_flags()
 
 
 def test_a_fallback_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
