@@ -17,8 +17,9 @@ from tests.flow.continued import Heard, ask, check_once, published, start_path
 from tests.flow.harness import DIALOGUE, installation
 from tests.flow.test_continuation_local import Pausing
 from tests.workers.generation.fakes import ScriptedModel, context_logits, scripted, scripted_core
+from workers.generation.engine.byte_tokenizer import VOCABULARY_SIZE, ByteTokenizer
 from workers.generation.engine.constraints import ConstraintCompiler
-from workers.generation.engine.fake import VOCABULARY_SIZE, ByteTokenizer, FakeEngine
+from workers.generation.engine.fake import FakeEngine
 from workers.generation.engine.loader import Loaded
 from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.settings import LocalEngineSettings

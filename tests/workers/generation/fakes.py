@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tokenizers.trainers import BpeTrainer
 
 from workers.generation.engine.batch import BlockCache, CacheLayout, Segment, StepBatch
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE, VOCABULARY_SIZE, ByteTokenizer
 from workers.generation.engine.core import EngineCore
-from workers.generation.engine.fake import END_OF_SEQUENCE, VOCABULARY_SIZE, ByteTokenizer
 from workers.generation.engine.kv_cache import BlockPool
 from workers.generation.engine.limits import Limits
 from workers.generation.engine.loader import Loaded

@@ -9,7 +9,7 @@ from schemas.errors import ConfigError, PromptTooLongError
 from schemas.request import Message, Role
 from schemas.retrieval import Passage
 from tests.workers.generation.fakes import CHAT_TEMPLATE, byte_prompter, save_tokenizer
-from workers.generation.engine.fake import END_OF_SEQUENCE
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE
 from workers.generation.engine.tokenizer import BytePairTokenizer
 from workers.generation.prompt import ChatTemplate, Prompt, Prompter
 

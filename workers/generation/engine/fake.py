@@ -12,62 +12,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
 from schemas.errors import EngineUnavailableError, InternalError, InvalidRequestError, RejectedError
-from schemas.tokens import FinishReason, Usage
 from streams.clock import now_ms
 from streams.racing import end_tasks
-from workers.generation.engine.admission import bounded_max_tokens, check_request
-from workers.generation.engine.detokenizer import Detokenizer
+from workers.generation.engine.admission import check_request
+from workers.generation.engine.byte_tokenizer import VOCABULARY_SIZE, ByteTokenizer
 from workers.generation.engine.pace import Pace
-from workers.generation.engine.protocol import (
-    ChoiceEnd,
-    EngineIdentity,
-    EngineRequest,
-    Finished,
-    TokenChunk,
-)
+from workers.generation.engine.protocol import EngineIdentity, EngineRequest
+from workers.generation.engine.scripted_choice import Script, ScriptedChoice, finished
 from workers.generation.engine.statistics import EngineStatistics
 from workers.generation.engine.stream import QueuedStream
 
-END_OF_SEQUENCE = 256
-VOCABULARY_SIZE = 512
-CONTROL_NAMES = ("<|im_start|>", "<|im_end|>")
 NUM_KEPT = 10_000
-Script = Callable[[EngineRequest, int], str]  # the text of each choice, by index
 Pause = Callable[[], Awaitable[None]]
-
-
-class ByteTokenizer:
-    """One token for each byte of UTF-8; 256 ends an answer, control tokens come after it."""
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """Return the ids that end an answer."""
-        return frozenset({END_OF_SEQUENCE})
-
-    def encode(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
-        """Return the bytes of the text."""
-        return tuple(text.encode("utf-8", "replace"))
-
-    def encode_control(self, text: str, *, is_start: bool = True) -> tuple[int, ...]:
-        """Return the bytes of the text, with one id for each name of a control token."""
-        for place, name in enumerate(CONTROL_NAMES):
-            before, found, after = text.partition(name)
-            if found:
-                control_id = END_OF_SEQUENCE + 1 + place
-                return (*self.encode_control(before), control_id, *self.encode_control(after))
-        return self.encode(text)
-
-    def count(self, text: str) -> int:
-        """Return the number of bytes."""
-        return len(self.encode(text))
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text without control tokens."""
-        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the byte, nothing for control tokens."""
-        return bytes([token_id]) if 0 <= token_id < END_OF_SEQUENCE else b""
 
 
 async def _no_pause() -> None:
@@ -101,7 +57,7 @@ class FakeEngine:
         self._max_sequences = max_sequences
         self._max_in_flight = max_sequences + max_waiting
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._running: list[Sequence[_Choice]] = []
+        self._running: list[Sequence[ScriptedChoice]] = []
         self._pace = Pace()
         self._last_step_ms = self._num_finished = self._num_drawn = 0
         self._is_running = False
@@ -147,7 +103,7 @@ class FakeEngine:
         stream = QueuedStream(request.request_id)
         self.requests.append(request)
         choices = [
-            _Choice(request, index, self._script(request, index), self._max_context)
+            ScriptedChoice(request, index, self._script(request, index), self._max_context)
             for index in range(request.sampling.n)
         ]
         for choice in choices:
@@ -194,7 +150,7 @@ class FakeEngine:
         await end_tasks(*self._tasks.values())
 
     def _end(
-        self, request: EngineRequest, choices: Sequence[_Choice], stream: QueuedStream, done: asyncio.Task[None]
+        self, request: EngineRequest, choices: Sequence[ScriptedChoice], stream: QueuedStream, done: asyncio.Task[None]
     ) -> None:
         """Say how it ended; a task may be cancelled before it ran at all."""
         if self._tasks.get(request.request_id) is done:
@@ -207,10 +163,10 @@ class FakeEngine:
             return
         for choice in choices:
             choice.abort()  # those that have not ended
-        stream.push(_finished(request, choices))
+        stream.push(finished(request, choices))
         self._num_finished += 1
 
-    async def _write(self, choices: Sequence[_Choice], stream: QueuedStream) -> None:
+    async def _write(self, choices: Sequence[ScriptedChoice], stream: QueuedStream) -> None:
         if all(choice.end for choice in choices):
             return  # over already when it came: no slot, no step
         async with self._slots:
@@ -224,7 +180,7 @@ class FakeEngine:
             finally:
                 self._running.remove(choices)
 
-    def _step(self, choices: Sequence[_Choice], stream: QueuedStream) -> int:
+    def _step(self, choices: Sequence[ScriptedChoice], stream: QueuedStream) -> int:
         """Draw a token for every choice that grows; return how many."""
         growing = [choice for choice in choices if choice.end is None]
         for choice in growing:
@@ -235,66 +191,3 @@ class FakeEngine:
         self._pace.note(step_ms, num_drawn)
         self._num_drawn += num_drawn
         self._last_step_ms = now_ms()
-
-
-class _Choice:
-    def __init__(self, request: EngineRequest, index: int, text: str, max_context: int) -> None:
-        self._index = index
-        self._script = ByteTokenizer().encode(text)
-        self._forced = request.output[index] if index < len(request.output) else ()
-        self._num_prompt = len(request.prompt)
-        self._max_tokens = bounded_max_tokens(request, max_context)
-        self._stop_ids = request.sampling.stop_token_ids
-        self._detokenizer = Detokenizer(request.sampling.stop)
-        self.num_tokens = 0
-        self.end: ChoiceEnd | None = None
-
-    @property
-    def length(self) -> int:
-        """Return how many tokens a model would have in its cache."""
-        return self._num_prompt + self.num_tokens
-
-    def replay(self) -> list[TokenChunk]:
-        """Return what an earlier run has drawn, up to its end."""
-        chunks: list[TokenChunk] = []
-        for token_id in self._forced:
-            if self.end is None:
-                chunks.append(self._take(token_id))
-        return chunks
-
-    def advance(self) -> TokenChunk:
-        """Return the script's token at this position; after its last one, the end."""
-        place = self.num_tokens
-        return self._take(self._script[place] if place < len(self._script) else END_OF_SEQUENCE)
-
-    def _take(self, token_id: int) -> TokenChunk:
-        self.num_tokens += 1
-        if token_id == END_OF_SEQUENCE or token_id in self._stop_ids:
-            self._finish(FinishReason.STOP, token_id if token_id in self._stop_ids else None)
-            return self._chunk(token_id, self._detokenizer.flush())
-        text = self._detokenizer.push(ByteTokenizer().token_bytes(token_id))
-        is_last = self.num_tokens >= self._max_tokens
-        if is_last and self._detokenizer.matched is None:
-            text += self._detokenizer.flush()
-        if self._detokenizer.matched is not None:
-            self._finish(FinishReason.STOP, self._detokenizer.matched)
-        elif is_last:
-            self._finish(FinishReason.LENGTH)
-        return self._chunk(token_id, text)
-
-    def abort(self) -> None:
-        if self.end is None:
-            self._finish(FinishReason.ABORT)
-
-    def _finish(self, reason: FinishReason, stop_reason: str | int | None = None) -> None:
-        self.end = ChoiceEnd(
-            index=self._index, finish_reason=reason, num_tokens=self.num_tokens, stop_reason=stop_reason
-        )
-
-    def _chunk(self, token_id: int, text: str) -> TokenChunk:
-        return TokenChunk(index=self._index, text=text, token_ids=(token_id,))
-
-
-def _finished(request: EngineRequest, choices: Sequence[_Choice]) -> Finished:
-    usage = Usage(prompt_tokens=len(request.prompt), completion_tokens=sum(choice.num_tokens for choice in choices))
-    return Finished(choices=tuple(choice.end for choice in choices if choice.end is not None), usage=usage)

@@ -10,8 +10,8 @@ import hashlib
 from collections.abc import Sequence
 
 from schemas.errors import ConfigError
-from workers.generation.engine.fake import Script
 from workers.generation.engine.protocol import EngineRequest
+from workers.generation.engine.scripted_choice import Script
 
 PLAIN = "the shop opens at nine and closes at seven; returns are free within thirty days: please keep your receipt"
 OTHER = (

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import InvalidRequestError
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE, ByteTokenizer
 from workers.generation.engine.constraints import MAX_CACHED, Constraint, ConstraintCompiler
 from workers.generation.engine.draw import allowed_tokens
-from workers.generation.engine.fake import END_OF_SEQUENCE, ByteTokenizer
 from workers.generation.engine.protocol import ConstraintKind, ConstraintSpec
 
 VOCAB_SIZE = 300  # larger than the tokenizer's

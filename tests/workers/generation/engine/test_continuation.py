@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from schemas.errors import InternalError
 from schemas.tokens import FinishReason
 from tests.workers.generation.fakes import ContextModel, ScriptedModel, assert_at_rest, scripted_core
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE
 from workers.generation.engine.core import EngineCore
-from workers.generation.engine.fake import END_OF_SEQUENCE
 from workers.generation.engine.protocol import ChoiceEnd, EngineEvent, EngineRequest, Finished, SamplingParams
 from workers.generation.engine.protocol import TokenChunk as Chunk
 

@@ -11,8 +11,8 @@ from schemas.errors import InternalError
 from schemas.tokens import FinishReason
 from tests.workers.generation.engine.readers import GREEDY, Reader, request, run
 from tests.workers.generation.fakes import ContextModel, PagedModel, ScriptedModel, scripted_core
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE, VOCABULARY_SIZE
 from workers.generation.engine.core import EngineCore
-from workers.generation.engine.fake import END_OF_SEQUENCE, VOCABULARY_SIZE
 from workers.generation.engine.protocol import EngineRequest, SamplingParams
 from workers.generation.engine.sequence import Constraint
 from workers.generation.engine.settings import Preemption

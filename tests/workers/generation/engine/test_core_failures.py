@@ -11,8 +11,8 @@ from schemas.errors import EngineUnavailableError, InternalError
 from tests.workers.generation.engine.readers import GREEDY, Reader, answer, request, run
 from tests.workers.generation.fakes import ScriptedModel, scripted_core
 from workers.generation.engine.batch import StepBatch
+from workers.generation.engine.byte_tokenizer import ByteTokenizer
 from workers.generation.engine.core import EngineCore
-from workers.generation.engine.fake import ByteTokenizer
 from workers.generation.engine.limits import Limits
 from workers.generation.engine.protocol import EngineRequest
 

@@ -16,8 +16,8 @@ from tests.workers.generation.engine.readers import Reader, run
 from tests.workers.generation.fakes import PagedModel, scripted_core
 from workers.generation.engine.admission import bounded_max_tokens, check_request
 from workers.generation.engine.batch import CacheLayout
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE, VOCABULARY_SIZE, ByteTokenizer
 from workers.generation.engine.detokenizer import Detokenizer
-from workers.generation.engine.fake import END_OF_SEQUENCE, VOCABULARY_SIZE, ByteTokenizer
 from workers.generation.engine.protocol import EngineRequest, SamplingParams
 from workers.generation.engine.sampler import Drawn, Row, sample
 from workers.generation.engine.sampler_state import SamplerState

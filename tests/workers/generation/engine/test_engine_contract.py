@@ -14,7 +14,8 @@ from schemas.errors import EngineUnavailableError, InvalidRequestError, PromptTo
 from schemas.tokens import FinishReason
 from tests.workers.generation.engine.asking import GREEDY, ask, assert_at_rest, local, read
 from tests.workers.generation.fakes import ScriptedModel
-from workers.generation.engine.fake import END_OF_SEQUENCE, FakeEngine
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE
+from workers.generation.engine.fake import FakeEngine
 from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.protocol import Engine, SamplingParams, TokenChunk
 

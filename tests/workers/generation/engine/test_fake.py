@@ -10,7 +10,8 @@ import unicodedata
 import pytest
 
 from schemas.errors import ConfigError
-from workers.generation.engine.fake import END_OF_SEQUENCE, ByteTokenizer, FakeEngine, paced
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE, ByteTokenizer
+from workers.generation.engine.fake import FakeEngine, paced
 from workers.generation.engine.protocol import EngineRequest, Finished, SamplingParams, TokenChunk
 from workers.generation.engine.script import seeded_script, seeded_text
 

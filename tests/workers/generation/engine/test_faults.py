@@ -14,7 +14,8 @@ from schemas.errors import InvalidRequestError
 from schemas.tokens import FinishReason, Usage
 from tests.workers.generation.engine.asking import local
 from tests.workers.generation.fakes import ContextModel, ScriptedModel, context_logits
-from workers.generation.engine.fake import END_OF_SEQUENCE, FakeEngine
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE
+from workers.generation.engine.fake import FakeEngine
 from workers.generation.engine.protocol import Engine, EngineRequest, Finished, SamplingParams, TokenChunk
 
 TEXT = "🌶️ 你好 é👨‍👩‍👧"

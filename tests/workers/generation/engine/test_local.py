@@ -15,7 +15,7 @@ from schemas.errors import ConfigError, EngineUnavailableError
 from schemas.tokens import FinishReason
 from tests.workers.generation.engine.asking import NOWHERE, ask, assert_at_rest, local, read
 from tests.workers.generation.fakes import ScriptedModel, scripted
-from workers.generation.engine.fake import END_OF_SEQUENCE
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE
 from workers.generation.engine.loader import Loaded
 from workers.generation.engine.local import LocalEngine
 from workers.generation.engine.sequence import ActiveRequest

@@ -8,8 +8,9 @@ from schemas.intent import IntentResult
 from schemas.request import GenerationRequest, Strategy
 from schemas.retrieval import Passage
 from tests.workers.generation.fakes import byte_prompter
-from workers.generation.engine.fake import FakeEngine, Script
+from workers.generation.engine.fake import FakeEngine
 from workers.generation.engine.protocol import Finished, TokenChunk
+from workers.generation.engine.scripted_choice import Script
 from workers.generation.strategies import (
     GenerationDefaults,
     Plan,

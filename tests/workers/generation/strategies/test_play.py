@@ -11,7 +11,8 @@ from schemas.errors import ConfigError, EngineUnavailableError, InvalidRequestEr
 from schemas.request import GenerationRequest, Message, Role, Strategy
 from schemas.tokens import FinishReason
 from tests.workers.generation.strategies.played import QUESTION, SHOES, Turn, ask, plan_of, run
-from workers.generation.engine.fake import ByteTokenizer, FakeEngine
+from workers.generation.engine.byte_tokenizer import ByteTokenizer
+from workers.generation.engine.fake import FakeEngine
 from workers.generation.engine.protocol import Finished
 from workers.generation.strategies import (
     StrategyRegistry,

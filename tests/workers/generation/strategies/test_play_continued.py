@@ -11,8 +11,10 @@ from schemas.errors import InvalidRequestError
 from schemas.request import Strategy
 from schemas.tokens import FinishReason
 from tests.workers.generation.strategies.played import CHINESE, QUOTE, SHOES, ask, plan_of
-from workers.generation.engine.fake import END_OF_SEQUENCE, ByteTokenizer, FakeEngine, Script
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE, ByteTokenizer
+from workers.generation.engine.fake import FakeEngine
 from workers.generation.engine.protocol import ChoiceEnd, EngineRequest, Finished
+from workers.generation.engine.scripted_choice import Script
 from workers.generation.strategies import Plan, play
 
 ADDED = " Put the shoes back into their box. 30 days are 14 days. The end."

@@ -8,7 +8,7 @@ from schemas.request import Strategy
 from schemas.retrieval import Passage
 from schemas.tokens import FinishReason
 from tests.workers.generation.strategies.played import CHINESE, QUOTE, SHOES, ask, plan_of, run
-from workers.generation.engine.fake import END_OF_SEQUENCE, ByteTokenizer
+from workers.generation.engine.byte_tokenizer import END_OF_SEQUENCE, ByteTokenizer
 from workers.generation.strategies.knowledge import MAX_ADDED_TOKENS, NOTHING_FOUND
 
 
