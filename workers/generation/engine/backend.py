@@ -7,9 +7,11 @@ name gets it or an error, never another one, since two backends do not draw the 
 from __future__ import annotations
 
 from schemas.errors import ConfigError
+from workers.generation.engine.protocol import Precision
 from workers.generation.engine.settings import Backend
 
 KEY = "generation.local.backend"
+CURE = "take generation.precision fp32, or let the kernels run: a C++ compiler, backend auto, tensor_parallel 1"
 
 
 def choose_backend(
@@ -40,3 +42,14 @@ def choose_backend(
     if wanted is Backend.NATIVE and kernels_lacking is not None:
         raise ConfigError(f"{KEY}: native cannot run here: {kernels_lacking}")
     return wanted
+
+
+def why_slow(
+    backend: Backend, precision: Precision, *, device_type: str, num_ranks: int, kernels_lacking: str | None
+) -> str | None:
+    """Return why what was chosen is many times slower than fp32 would be, None where it is not."""
+    if backend is not Backend.TORCH or precision is not Precision.INT8 or device_type != "cpu":
+        return None
+    if num_ranks > 1:
+        return "generation.local.tensor_parallel: only torch splits a model"
+    return kernels_lacking or f"{KEY}: torch was asked for"

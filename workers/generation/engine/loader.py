@@ -14,7 +14,7 @@ import structlog
 import torch
 
 from schemas.errors import ConfigError, InvalidRequestError
-from workers.generation.engine.backend import choose_backend
+from workers.generation.engine.backend import CURE, choose_backend, why_slow
 from workers.generation.engine.batch import CacheLayout, ModelRunner, Segment, StepBatch
 from workers.generation.engine.constraints import ConstraintCompiler
 from workers.generation.engine.core import EngineCore
@@ -118,13 +118,21 @@ def find_device(name: str) -> torch.device:
 def _backend(folder: Path, settings: LocalEngineSettings, device: torch.device) -> Backend:
     lacking = why_not_own(folder)
     wants_kernels = lacking is None and settings.backend in (Backend.AUTO, Backend.NATIVE) and device.type == "cpu"
-    return choose_backend(
+    kernels_lacking = _why_no_kernels(folder) if wants_kernels else None
+    num_ranks = settings.tensor_parallel
+    backend = choose_backend(
         settings.backend,
         device_type=device.type,
-        num_ranks=settings.tensor_parallel,
+        num_ranks=num_ranks,
         lacking=lacking,
-        kernels_lacking=_why_no_kernels(folder) if wants_kernels else None,
+        kernels_lacking=kernels_lacking,
     )
+    slow = why_slow(
+        backend, settings.precision, device_type=device.type, num_ranks=num_ranks, kernels_lacking=kernels_lacking
+    )
+    if slow is not None:
+        _log.warning("engine_slow", backend=backend, precision=settings.precision, reason=slow, cure=CURE)
+    return backend
 
 
 def _why_no_kernels(folder: Path) -> str | None:

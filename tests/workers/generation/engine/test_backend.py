@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from schemas.errors import ConfigError
-from workers.generation.engine.backend import choose_backend
+from workers.generation.engine.backend import choose_backend, why_slow
+from workers.generation.engine.protocol import Precision
 from workers.generation.engine.settings import Backend
 
 
@@ -61,3 +62,19 @@ def test_only_torch_splits_a_model() -> None:
     for wanted, lacking in ((Backend.NATIVE, None), (Backend.TRANSFORMERS, None), (Backend.AUTO, "model_type 'gpt2'")):
         with pytest.raises(ConfigError, match=r"generation\.local\.tensor_parallel"):
             choose(wanted, lacking=lacking, num_ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("kernels_lacking", "num_ranks", "why"),
+    [("no compiler", 1, "no compiler"), (None, 1, "backend: torch was asked for"), (None, 2, "tensor_parallel")],
+)
+def test_8_bits_without_kernels_are_called_slow_with_the_reason(
+    kernels_lacking: str | None, num_ranks: int, why: str
+) -> None:
+    def ask(backend: Backend, precision: Precision, device: str = "cpu") -> str | None:
+        return why_slow(backend, precision, device_type=device, num_ranks=num_ranks, kernels_lacking=kernels_lacking)
+
+    assert why in (ask(Backend.TORCH, Precision.INT8) or "")
+    assert ask(Backend.TORCH, Precision.FP32) is None
+    assert ask(Backend.TORCH, Precision.INT8, "cuda") is None
+    assert ask(Backend.NATIVE, Precision.INT8) is None
