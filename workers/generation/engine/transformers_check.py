@@ -16,7 +16,7 @@ from workers.generation.engine.paged_cache import CacheShape, PagedCache
 from workers.generation.engine.protocol import KVPrecision
 from workers.generation.engine.transformers_attention import PAGED
 from workers.generation.engine.transformers_probe import AttentionShape, UnsupportedError
-from workers.generation.engine.transformers_step import run_step
+from workers.generation.engine.transformers_step import make_native_attention, run_step
 
 CHECKED_TOKENS = 40
 BLOCK_SIZE = 8
@@ -66,10 +66,11 @@ def _paged(module: Any, attention: AttentionShape, prompts: Sequence[Sequence[in
         precision=KV_PRECISIONS[module.dtype],
     )
     cache = PagedCache(shape, module.device)
+    native = make_native_attention(cache, attention)
     steps = []
     for number in range(len(CUTS[0]) - 1):
         segments = tuple(_piece(tokens, number, *place) for tokens, *place in zip(prompts, CUTS, TABLES, strict=True))
-        logits = run_step(module, cache, StepBatch(segments=segments), attention)
+        logits = run_step(module, cache, StepBatch(segments=segments), attention, native)
         steps.append(torch.split(logits, [segment.num_logits for segment in segments]))
     return [torch.cat(parts) for parts in zip(*steps, strict=True)]
 

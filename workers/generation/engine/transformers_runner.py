@@ -13,7 +13,7 @@ from workers.generation.engine.batch import CacheLayout, StepBatch
 from workers.generation.engine.model_runner import memory_errors
 from workers.generation.engine.paged_cache import CacheShape, PagedCache
 from workers.generation.engine.transformers_model import CausalModel
-from workers.generation.engine.transformers_step import run_step
+from workers.generation.engine.transformers_step import make_native_attention, run_step
 
 
 class TransformersRunner:
@@ -22,6 +22,7 @@ class TransformersRunner:
     def __init__(self, model: CausalModel, shape: CacheShape, *, identity: str) -> None:
         self._model = model
         self._cache = PagedCache(shape, model.module.device)
+        self._native = make_native_attention(self._cache, model.attention)
         self._layout = shape.layout(identity)
         self._vocab_size = model.vocab_size
 
@@ -43,13 +44,14 @@ class TransformersRunner:
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Return logits `(batch.num_logits, vocab_size)` fp32 on the CPU."""
         with memory_errors():
-            return run_step(self._model.module, self._cache, batch, self._model.attention).cpu()
+            model = self._model
+            return run_step(model.module, self._cache, batch, model.attention, self._native).cpu()
 
     def allocator_slack_bytes(self) -> int:
         """Return what CUDA's allocator has reserved and not handed out; 0 on the CPU."""
         return cuda_memory.allocator_slack_bytes(self._model.module.device)
 
     def close(self) -> None:
-        """Drop weights and cache. Idempotent."""
-        for part in ("_model", "_cache"):
+        """Drop threads, weights and cache. Idempotent."""
+        for part in ("_native", "_model", "_cache"):
             self.__dict__.pop(part, None)
