@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -47,10 +48,14 @@ def reference(precision: KVPrecision = KVPrecision.FP32) -> TorchRunner:
 
 
 def on_cpu(
-    kernel: PagedAttention | None, recorder: Recorder | None, precision: KVPrecision = KVPrecision.FP32
+    kernel: PagedAttention | None,
+    recorder: Recorder | None,
+    precision: KVPrecision = KVPrecision.FP32,
+    *,
+    max_rows: int = 24,
 ) -> CudaRunner:
     """Return the runner for CUDA on the CPU, with whatever stands for the kernel and the graphs there."""
-    return CudaRunner(model(), shape(precision), identity="tiny", kernel=kernel, recorder=recorder, max_rows=24)
+    return CudaRunner(model(), shape(precision), identity="tiny", kernel=kernel, recorder=recorder, max_rows=max_rows)
 
 
 def on_cuda(
@@ -67,7 +72,14 @@ def run_and_keep(step: Step) -> Step:
     return step
 
 
-def answers(runner: ModelRunner, *, chunk: int = 20, is_drafted: bool = False) -> list[tuple[int, ...]]:
-    """Return greedy answers to all prompts, with right and wrong drafts if asked for."""
-    guides = run_greedy(reference(), PROMPTS, NUM_TOKENS, chunk=chunk) if is_drafted else ()
-    return run_greedy(runner, PROMPTS, NUM_TOKENS, chunk=chunk, guides=guides)
+def answers(
+    runner: ModelRunner,
+    *,
+    chunk: int = 20,
+    is_drafted: bool = False,
+    prompts: Sequence[tuple[int, ...]] = PROMPTS,
+    num_tokens: int = NUM_TOKENS,
+) -> list[tuple[int, ...]]:
+    """Return greedy answers to the prompts, with right and wrong drafts if asked for."""
+    guides = run_greedy(reference(), prompts, num_tokens, chunk=chunk) if is_drafted else ()
+    return run_greedy(runner, prompts, num_tokens, chunk=chunk, guides=guides)
