@@ -56,9 +56,10 @@ def certificate(folder: Path, name: str) -> tuple[Path, Path]:
     return cert, store
 
 
-@pytest_asyncio.fixture
-async def secure_kafka(tmp_path: Path) -> AsyncIterator[SecureKafka]:
-    cert, store = certificate(tmp_path, "broker")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def secure_kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SecureKafka]:
+    folder = tmp_path_factory.mktemp("secure")
+    cert, store = certificate(folder, "broker")
     (port,) = free_ports(1)
     extra = {
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SECURE:SASL_SSL",
@@ -69,7 +70,7 @@ async def secure_kafka(tmp_path: Path) -> AsyncIterator[SecureKafka]:
         "listener.name.secure.ssl.keystore.type": "PEM",
         "listener.name.secure.ssl.keystore.location": str(store),
     }
-    kafka = EmbeddedKafka(tmp_path / "kafka", extra_listener=f"SECURE://127.0.0.1:{port}", extra=extra)
+    kafka = EmbeddedKafka(folder / "kafka", extra_listener=f"SECURE://127.0.0.1:{port}", extra=extra)
     try:
         await kafka.start()
     except MissingPrerequisiteError as error:

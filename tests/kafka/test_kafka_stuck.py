@@ -170,7 +170,9 @@ async def test_the_lease_ends_while_a_broker_is_silent_and_work_goes_on_after(tm
         await producer.close()
 
 
-@pytest.mark.parametrize("timeouts", [TIMEOUTS, Timeouts()], ids=["short", "default"])
+@pytest.mark.parametrize(
+    "timeouts", [pytest.param(TIMEOUTS, marks=pytest.mark.soak), Timeouts()], ids=["short", "default"]
+)
 async def test_a_broker_that_answers_nothing_at_the_stop_holds_it_up_for_seconds_only(
     tmp_path: Path, timeouts: Timeouts
 ) -> None:
@@ -193,7 +195,7 @@ async def test_a_broker_that_answers_nothing_at_the_stop_holds_it_up_for_seconds
         await worker.stop(drain_s=0.5)
         await producer.close()
         await broker.__aexit__(None, None, None)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 45  # some 15 s on a quiet machine
         with pytest.raises(BrokerUnavailableError):
             await sending
         print(f"\nstopped in {time.monotonic() - began:.1f} s")  # noqa: T201
