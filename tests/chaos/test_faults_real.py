@@ -185,7 +185,7 @@ async def test_a_worker_ends_in_bounded_time_while_nothing_comes_from_the_broker
 
 async def test_a_rolling_restart_of_every_pool_under_load_loses_and_repeats_nothing(stack: ChaosStack) -> None:
     usual, rolling = UnderLoad(stack, "usual"), UnderLoad(stack, "rolling")
-    normal = await usual.run(lambda: usual.tokens(6_000))
+    normal = await usual.run(lambda: usual.tokens(1_000))
 
     async def restart_all() -> None:
         for pool in Pool:

@@ -19,9 +19,9 @@ from streams.broker import TopicPartition
 from streams.client import ClientSettings, GeaClient
 from streams.kafka import KafkaBroker
 from streams.topics import DEAD_LETTER, REQUESTS
-from tests.chaos.conftest import ROOT, WholeStack
-from tests.chaos.stack_records import LONG, records_of
-from tests.chaos.stack_records import broker as broker
+from tests.chaos.whole.conftest import ROOT, WholeStack
+from tests.chaos.whole.stack_records import LONG, records_of
+from tests.chaos.whole.stack_records import broker as broker
 
 pytestmark = [
     pytest.mark.kafka,

@@ -12,7 +12,7 @@ from streams.kafka import KafkaBroker
 from streams.settings import BrokerSettings
 from streams.token_reader import decode_token
 from streams.topics import TOKENS
-from tests.chaos.conftest import WholeStack
+from tests.chaos.whole.conftest import WholeStack
 
 LONG = "Tell me a long story about a mountain, a river and a bridge."
 

@@ -16,7 +16,7 @@ import pytest
 from ops.stack import Part, StackFolder, StackState
 from tests.real_parts import require_whole_stack, stack_environment
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class WholeStack:
         return process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WholeStack]:
     """A stack with the demo's knowledge; stopped afterwards, whatever the tests left of it."""
     require_whole_stack()

@@ -15,9 +15,9 @@ from schemas.request import Retrieval, Strategy
 from schemas.tokens import EndStatus, FinishReason, Kind
 from streams.client import ClientSettings, GeaClient
 from streams.kafka import KafkaBroker
-from tests.chaos.conftest import WholeStack
-from tests.chaos.stack_records import LONG, records_of
-from tests.chaos.stack_records import broker as broker
+from tests.chaos.whole.conftest import WholeStack
+from tests.chaos.whole.stack_records import LONG, records_of
+from tests.chaos.whole.stack_records import broker as broker
 
 pytestmark = [
     pytest.mark.kafka,
