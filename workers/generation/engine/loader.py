@@ -69,6 +69,7 @@ def load(folder: Path, settings: LocalEngineSettings) -> Loaded:
     check_precision(settings.precision, device)
     backend = _backend(folder, settings, device)
     tokenizer = load_tokenizer(folder)
+    return_freed()  # megabytes of JSON, which the weights would come on top of
     model = open_model(backend, folder, settings, device)
     if tokenizer.vocabulary_size > model.vocab_size:
         raise ConfigError(f"generation.model: {folder}: the tokenizer has more tokens than the model")

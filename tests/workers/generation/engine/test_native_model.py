@@ -6,6 +6,7 @@ import resource
 import threading
 from ctypes import c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,8 @@ from tests.workers.generation.engine.native_reference import (
     random_ids,
 )
 from workers.generation.engine.batch import Segment, StepBatch
-from workers.generation.engine.native_model import NativeModel
+from workers.generation.engine.config import ModelConfig
+from workers.generation.engine.native_model import SLICE_OUTPUTS, NativeModel
 from workers.generation.engine.protocol import KVPrecision, Precision
 from workers.generation.engine.quantize import quantize_int8
 
@@ -32,6 +34,26 @@ def segment(
     token_ids: tuple[int, ...] = (1, 2), start: int = 0, blocks: tuple[int, ...] = (0,), logits: int = 1
 ) -> Segment:
     return Segment(token_ids=token_ids, start=start, block_table=blocks, num_logits=logits)
+
+
+class Sliced(RandomSource):
+    """A source that notes how many rows of the vocabulary are read at once."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.sizes: list[int] = []
+
+    def embedding(self) -> Any:
+        return self
+
+    @property
+    def shape(self) -> torch.Size:
+        return super().embedding().shape
+
+    def __getitem__(self, rows: slice) -> torch.Tensor:
+        part = super().embedding()[rows]
+        self.sizes.append(len(part))
+        return part
 
 
 def num_threads() -> int:
@@ -169,3 +191,13 @@ def test_eight_bit_weights_are_those_of_quantize_int8(outputs: int, inputs: int)
     assert torch.equal(values[:outputs].flatten(1), wanted.values)
     assert not values[outputs:].any()
     assert torch.equal(sums.transpose(1, 2).reshape(-1, num_groups), values.sum(-1, dtype=torch.int16))
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+def test_a_large_vocabulary_is_read_in_slices(precision: Precision) -> None:
+    config, formats = changed(vocab_size=2 * SLICE_OUTPUTS + 5), Formats(weights=precision)
+    source = Sliced(config)
+    batch = StepBatch(segments=(segment(token_ids=(1, SLICE_OUTPUTS, 2 * SLICE_OUTPUTS + 4)),))
+    found = make_runner(source, formats).forward(batch)
+    assert source.sizes == [SLICE_OUTPUTS, SLICE_OUTPUTS, 5]
+    assert torch.equal(found, make_runner(RandomSource(config), formats).forward(batch))
