@@ -23,6 +23,7 @@ NUM_BLOCKS, BLOCK_SIZE, HEAD_DIM, LAYER = 80, 8, 16, 1
 WINDOWS = (None, None, 5, 150)
 LENGTHS = (300, 41, 12, 1, 130)
 PIECES = ((0, 290, 300), (1, 40, 41), (2, 0, 12), (3, 0, 1), (4, 100, 130))
+DECODES = tuple((number, length - 1, length) for number, length in enumerate(LENGTHS))
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -110,11 +111,14 @@ def before(pieces: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]
 
 @pytest.mark.parametrize("precision", [KVPrecision.FP32, KVPrecision.BF16, KVPrecision.FP16, KVPrecision.INT8])
 @pytest.mark.parametrize("layer", range(len(WINDOWS)))
-def test_mixed_steps_equal_torch_and_leave_the_same_cache(precision: KVPrecision, layer: int) -> None:
+@pytest.mark.parametrize("pieces", [PIECES, DECODES])
+def test_a_step_equals_torchs_and_leaves_the_same_cache(
+    precision: KVPrecision, layer: int, pieces: Sequence[tuple[int, int, int]]
+) -> None:
     ours, theirs = make_cache(precision), make_cache(precision)
     rows = random_rows(LENGTHS)
-    found = run_native(make_native(ours), rows, before(PIECES), PIECES, layer=layer)
-    wanted = run_torch(theirs, rows, before(PIECES), PIECES, layer=layer)
+    found = run_native(make_native(ours), rows, before(pieces), pieces, layer=layer)
+    wanted = run_torch(theirs, rows, before(pieces), pieces, layer=layer)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
     for own, other in zip(ours.tensors(), theirs.tensors(), strict=True):
         assert own.any()

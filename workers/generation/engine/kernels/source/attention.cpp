@@ -39,14 +39,11 @@ class Worker {
 
     // ---- The order of the work ----
 
-    int64_t num_chunks() const { return (model_.num_kv_heads + plan_.heads_at_once - 1) / plan_.heads_at_once; }
-    int64_t num_pieces() const { return plan_.num_tasks * num_chunks(); }
-    const Task &task(int64_t piece) const { return plan_.tasks[piece / num_chunks()]; }
+    int64_t num_pieces() const { return num_attention_pieces(model_, plan_); }
+    const Task &task(int64_t piece) const { return plan_.tasks[piece_at(model_, plan_, piece).task]; }
     const Tile &tile(int64_t piece) const { return plan_.tiles[task(piece).tile]; }
-    int64_t first_head(int64_t piece) const { return piece % num_chunks() * plan_.heads_at_once; }
-    int64_t last_head(int64_t piece) const {
-        return std::min(first_head(piece) + plan_.heads_at_once, model_.num_kv_heads);
-    }
+    int64_t first_head(int64_t piece) const { return piece_at(model_, plan_, piece).first_head; }
+    int64_t last_head(int64_t piece) const { return piece_at(model_, plan_, piece).last_head; }
     int64_t num_heads(const Tile &tile) const { return tile.num_rows * group_size(model_); }
 
     int64_t lowest_part(const Tile &tile) const { return sight(tile, 0).lowest(0) / PARTITION; }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_plan.h"
 #include "export.h"
 #include "gemm.h"
 #include "rows.h"
@@ -54,13 +55,19 @@ class Attention {
         plan_.partials = partials_.data(), plan_.pending = pending_.get();
         fill_plan(model_, batch_, batch_.lengths, plan_);
         place_rows();
+        are_rows_alone_ = plan_.num_tasks == batch_.num_segments;
         return OK;
     }
 
     void run(int64_t layer, const LayerCall &call) {
-        share(batch_.num_rows, batch_.num_rows > MOST_OWN_ROWS, [&](int64_t row, float *) { write(layer, call, row); });
+        if (!are_rows_alone_) {
+            share(batch_.num_rows, batch_.num_rows > MOST_OWN_ROWS, [&](int64_t row, float *) {
+                write(layer, call, row, 0, model_.num_kv_heads);
+            });
+        }
         const AttentionRows rows{call.queries, call.query_stride, call.out, call.out_stride, float(call.scale)};
         share(num_attention_pieces(model_, plan_), cost() > MOST_OWN_COST, [&](int64_t piece, float *scratch) {
+            if (are_rows_alone_) write_piece(layer, call, piece_at(model_, plan_, piece));
             attend_pieces(model_, batch_, layer, plan_, rows, piece, piece + 1, scratch);
         });
     }
@@ -97,10 +104,18 @@ class Attention {
         return total * model_.num_heads;
     }
 
-    void write(int64_t layer, const LayerCall &call, int64_t row) const {
+    // Writes what nobody but the piece itself will read.
+    void write_piece(int64_t layer, const LayerCall &call, const Piece &piece) const {
+        const Tile &tile = tiles_[size_t(tasks_[size_t(piece.task)].tile)];
+        for (int64_t row = tile.first_row; row < tile.first_row + tile.num_rows; row++) {
+            write(layer, call, row, piece.first_head, piece.last_head);
+        }
+    }
+
+    void write(int64_t layer, const LayerCall &call, int64_t row, int64_t first_head, int64_t last_head) const {
         const Place &place = places_[size_t(row)];
         const int64_t first = (layer * model_.num_blocks + place.block) * model_.num_kv_heads;
-        for (int64_t head = 0; head < model_.num_kv_heads; head++) {
+        for (int64_t head = first_head; head < last_head; head++) {
             write_entry(model_, first + head, place.offset, call.keys + row * call.key_stride + head * model_.head_dim,
                         call.values + row * call.value_stride + head * model_.head_dim);
         }
@@ -137,6 +152,7 @@ class Attention {
     std::unique_ptr<Team> team_;
     Batch batch_{};
     Plan plan_{};
+    bool are_rows_alone_ = false;  // each segment is one task, so that it may write its keys and values itself
     std::vector<Tile> tiles_;
     std::vector<Task> tasks_;
     std::vector<float> partials_;
