@@ -112,9 +112,10 @@ async def test_many_requests_at_once_all_end_and_share_the_engine(broker: KafkaB
 async def test_a_killed_generation_worker_is_followed_by_another_with_one_effective_end(
     stack: WholeStack, broker: KafkaBroker
 ) -> None:
-    async with GeaClient(broker, ClientSettings(timeout_s=180)) as client:
+    async with GeaClient(broker) as client:
         stream = client.generate(
             LONG,
+            deadline_s=240,  # the second worker loads its model meanwhile, on cores that may be busy
             strategy=Strategy.DIALOGUE,
             retrieval=Retrieval.OFF,
             max_tokens=150,
