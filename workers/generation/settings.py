@@ -24,6 +24,7 @@ class LocalSection(Section, frozen=True, kw_only=True):
     max_waiting: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 256
     prefix_cache: bool = True
     max_draft: Annotated[int, msgspec.Meta(ge=0, le=64)] = 8
+    max_speculative_rows: Annotated[int, msgspec.Meta(ge=1, le=1_024)] = 32
     preemption: Preemption = Preemption.RECOMPUTE
     max_swap_mb: Annotated[int, msgspec.Meta(ge=0, le=1_048_576)] = 1_024
     step_limit_s: Seconds = 60.0

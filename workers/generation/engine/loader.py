@@ -175,6 +175,7 @@ def _limits(settings: LocalEngineSettings, layout: CacheLayout) -> Limits:
         max_sequences=settings.max_sequences,
         max_batched_tokens=settings.max_batched_tokens,
         max_draft=settings.max_draft,
+        max_speculative_rows=settings.max_speculative_rows,
         preemption=settings.preemption,
         swap_blocks=settings.max_swap_bytes // layout.bytes_per_block if is_swapping else 0,
         has_prefix_cache=settings.prefix_cache,

@@ -41,7 +41,8 @@ class LocalEngineSettings:
     long a prompt holds up running answers. `kv_cache_tokens` are the positions that the cache holds; None takes
     max_sequences times max_context, or what fits into `kv_memory_share` of the memory that is free once the weights
     stand. `memory_limit_bytes` is what the process may use, if the machine does not say so itself. `max_draft` are the
-    tokens that prompt look-up may guess ahead of each sequence, 0 for none. `max_swap_bytes` bounds what preemption
+    tokens that prompt look-up may guess ahead of each sequence, 0 for none, while a step has fewer rows than
+    `max_speculative_rows`, with which it takes about twice as long as with one. `max_swap_bytes` bounds what preemption
     moves to host memory. `device` is `auto`, `cpu` or a CUDA device of torch. `step_limit_s`: an engine that makes no
     step for so long counts as dead. The three last flags are torch's, of CUDA.
     """
@@ -56,6 +57,7 @@ class LocalEngineSettings:
     memory_limit_bytes: int | None = None
     prefix_cache: bool = True
     max_draft: int = 8
+    max_speculative_rows: int = 32
     preemption: Preemption = Preemption.RECOMPUTE
     max_swap_bytes: int = 1 << 30
     precision: Precision = Precision.FP32
