@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 import structlog
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # Tracebacks in colours and boxes take half a second each, over which the event loop stands still.
 structlog.configure(
@@ -16,23 +23,30 @@ structlog.configure(
     ]
 )
 
-ALONE = {
-    "servers": frozenset({"kafka", "redis", "browser", "chaos"}),
-    "weights": frozenset({"model"}),
+IN_TURN = {
+    "servers": re.compile(r"pytest\.mark\.(kafka|redis|browser|chaos)\b"),
+    "weights": re.compile(r"pytest\.mark\.model\b"),
 }
-"""Tests with one of these marks keep their order in one process: they share servers, time limits and memory."""
+"""Files with one of these marks keep their order in one process: they share servers, time limits and memory."""
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put what must not run beside its like into one group each, where a run is spread over processes by groups."""
-    if not config.getoption("loadgroup", default=False):
-        return
-    for item in items:
-        marks = {mark.name for mark in item.iter_markers()}
-        group = next((name for name, those in ALONE.items() if marks & those), None)
-        if group is not None:
-            item.add_marker(pytest.mark.xdist_group(group))
+class InTurn(LoadScopeScheduling):
+    """Spreads files over processes; what must not run beside its like goes to one of them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of(nodeid.partition("::")[0])
+
+
+@cache
+def scope_of(file: str) -> str:
+    """Return the group of a file, or the file itself where it may run beside any other."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    return next((name for name, mark in IN_TURN.items() if mark.search(text)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InTurn | None:
+    """Say how `--dist loadscope` spreads the tests."""
+    return InTurn(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(autouse=True)

@@ -153,7 +153,8 @@ def test_marks_of_the_quick_tests_leave_out_all_that_needs_real_parts(machine: P
         assert mark in quick[3]
     assert quick[-2:] == ["-k", "word"]
     everything = call(machine, f"{show} --all -x").stdout.splitlines()
-    assert everything == ["-m", "pytest", "-m", "not (gpu or soak)", "-n", "2", "--dist", "loadgroup", "-x"]
+    spread = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
+    assert everything == ["-m", "pytest", "-m", "not (gpu or soak)", *spread, "-x"]
 
 
 def test_what_is_named_by_its_path_runs_in_one_process(machine: Path, tmp_path: Path) -> None:
