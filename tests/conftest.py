@@ -30,7 +30,7 @@ IN_TURN = {
 """Files with one of these marks keep their order in one process: they share servers, time limits and memory."""
 
 
-class InTurn(LoadScopeScheduling):
+class InTurn(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Spreads files over processes; what must not run beside its like goes to one of them."""
 
     def _split_scope(self, nodeid: str) -> str:
