@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# How long an example takes says something about the neighbours on this machine only.
+settings.register_profile("any pace", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any pace")
 
 # Tracebacks in colours and boxes take half a second each, over which the event loop stands still.
 structlog.configure(

@@ -38,7 +38,7 @@ def state_of(store: RedisStore) -> BreakerState:
     return store.breaker.state
 
 
-def store_on(url: str, timeout_ms: int = 500) -> RedisStore:
+def store_on(url: str, timeout_ms: int = 5_000) -> RedisStore:
     breaker = CircuitBreaker(max_failures=3, retry_after_s=0.05)
     return RedisStore(StoreSettings(url=url, timeout_ms=timeout_ms), breaker=breaker)
 
