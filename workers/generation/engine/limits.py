@@ -13,8 +13,8 @@ class Limits:
 
     `max_sequences` counts running choices. `max_batched_tokens` is the budget of one step, over decodes, chunks of
     prompts and drafts; `max_chunk` bounds a chunk. `max_draft` tokens may be guessed ahead of a sequence, 0 for none.
-    Guesses fill a step up to `max_speculative_rows` rows, each only if it is right more often than its row costs. `swap_blocks` bounds what preempted sequences keep in
-    host memory; what does not fit there is read again.
+    Guesses fill a step up to `max_speculative_rows` rows, each only if it is right more often than its row costs.
+    `swap_blocks` bounds what preempted sequences keep in host memory; what does not fit there is read again.
     """
 
     max_sequences: int = 8
