@@ -1,4 +1,4 @@
-// Attention alone, for models whose other layers run elsewhere: kernels/attention.py calls it once for each layer.
+// Attention alone, for models whose other layers run elsewhere: native_attention.py calls it once for each layer.
 //
 // The threads may be lent by an OpenMP runtime, whose own would otherwise spin for the cores that ours need.
 #include <cstdlib>
@@ -8,6 +8,7 @@
 
 #include "attention.h"
 #include "attention_plan.h"
+#include "batch.h"
 #include "export.h"
 #include "gemm.h"
 #include "rows.h"
@@ -20,7 +21,7 @@ constexpr int64_t MOST_OWN_COST = 24;   // with as several
 
 using Parallel = void (*)(void (*body)(void *), void *context, unsigned num_threads, unsigned flags);  // GOMP_parallel
 
-// One layer's rows as kernels/attention.py has them: heads side by side, strides in numbers from row to row.
+// One layer's rows as native_attention.py has them: heads side by side, strides in numbers from row to row.
 struct LayerCall {
     const float *queries, *keys, *values;
     float *out;
@@ -45,7 +46,7 @@ class Attention {
     // The arrays of `batch` stay with the caller, until the next one.
     int begin(const Batch &batch) {
         batch_ = batch;
-        if (int error = check()) return error;
+        if (int error = check_places(model_, batch_)) return error;
         measure_plan(model_, batch_, batch_.lengths, num_threads_, plan_);
         tiles_.resize(size_t(plan_.num_tiles));
         tasks_.resize(size_t(plan_.num_tasks));
@@ -54,7 +55,8 @@ class Attention {
         plan_.tiles = tiles_.data(), plan_.tasks = tasks_.data();
         plan_.partials = partials_.data(), plan_.pending = pending_.get();
         fill_plan(model_, batch_, batch_.lengths, plan_);
-        place_rows();
+        places_.resize(size_t(batch_.num_rows));
+        place_rows(model_, batch_, places_.data());
         are_rows_alone_ = plan_.num_tasks == batch_.num_segments;
         return OK;
     }
@@ -73,31 +75,6 @@ class Attention {
     }
 
   private:
-    int check() const {
-        int64_t num_rows = 0;
-        for (int64_t s = 0; s < batch_.num_segments; s++) {
-            if (batch_.lengths[s] < 1) return BAD_SHAPE;
-            if (batch_.starts[s] < 0) return BAD_POSITION;
-            num_rows += batch_.lengths[s];
-            const int64_t used = ceil_div(batch_.end(s), model_.block_size);
-            if (batch_.table_starts[s + 1] - batch_.table_starts[s] < used) return BAD_BLOCK;
-            for (int64_t b = 0; b < used; b++) {
-                if (batch_.table(s)[b] < 0 || batch_.table(s)[b] >= model_.num_blocks) return BAD_BLOCK;
-            }
-        }
-        return num_rows == batch_.num_rows ? OK : BAD_SHAPE;
-    }
-
-    void place_rows() {
-        places_.clear();
-        for (int64_t s = 0; s < batch_.num_segments; s++) {
-            for (int32_t position = batch_.starts[s]; position < batch_.end(s); position++) {
-                const int32_t size = int32_t(model_.block_size);
-                places_.push_back({position, batch_.table(s)[position / size], position % size});
-            }
-        }
-    }
-
     int64_t cost() const {
         int64_t total = 0;
         for (const Tile &tile : tiles_) total += tile.num_rows * ceil_div(tile.position + tile.num_rows, PARTITION);

@@ -5,10 +5,15 @@
 
 namespace gea {
 
-// Returns the Error of a batch that does not fit model or cache; nothing else looks at such a batch.
+// Each returns the Error of a batch that does not fit: to the cache, and to all of a model. Nothing else looks at such a
+// batch.
+int check_places(const Model &model, const Batch &batch);
 int check_batch(const Model &model, const Batch &batch);
 
-// Fills where each row stands, and which rows want their logits.
-void place_rows(const Model &model, const Batch &batch, Place *places, int32_t *wanted);
+// Fills where each row stands: `places` (num_rows,).
+void place_rows(const Model &model, const Batch &batch, Place *places);
+
+// Fills which rows want their logits: `wanted` (num_logits,).
+void list_wanted(const Batch &batch, int32_t *wanted);
 
 }  // namespace gea

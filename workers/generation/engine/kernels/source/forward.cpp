@@ -70,7 +70,8 @@ class Step {
         cut(scratch_.bytes());
         fill_plan(model_, batch_, batch_.lengths, arrays_.all);
         fill_plan(model_, batch_, batch_.logits, arrays_.last);
-        place_rows(model_, batch_, arrays_.places, arrays_.wanted);
+        place_rows(model_, batch_, arrays_.places);
+        list_wanted(batch_, arrays_.wanted);
         return OK;
     }
 
