@@ -137,6 +137,15 @@ def test_rows_of_a_large_vocabulary_are_drawn_alike_on_all_threads(params: Sampl
     check(logits_of(5, 49_152, 3, spread=spread), states_of(rows, 49_152), [None] * 5, num_positions=1)
 
 
+@pytest.mark.parametrize(("lead", "top_p"), [(11.0, 0.8), (14.0, 0.98), (17.0, 0.9995), (40.0, 0.999999)])
+def test_a_head_that_ends_far_below_the_likeliest_token_is_drawn_alike(lead: float, top_p: float) -> None:
+    logits = logits_of(3, 49_152, 5, spread=0.5)
+    logits[:, 7] = lead
+    rows = [SamplingParams(temperature=1.0, top_p=top_p, seed=seed) for seed in range(3)]
+    drawn = check(logits, states_of(rows, 49_152), [None] * 3, num_positions=6)
+    assert 7 in drawn
+
+
 def test_equal_logits_go_to_the_lowest_ids() -> None:
     for params in (SamplingParams(top_k=3), SamplingParams(top_p=0.25), SamplingParams(top_k=4, top_p=0.5)):
         states = states_of([replace(params, seed=seed) for seed in range(40)], 12)
