@@ -133,27 +133,30 @@ class Range:
     low: float
     high: float
     above: bool = False
+    is_whole: bool = False
 
     def __contains__(self, value: float) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int if self.is_whole else (int, float)):
+            return False  # no such number, although it may be equal to one
         return (self.low < value if self.above else self.low <= value) and value <= self.high  # never true for NaN
 
     def __str__(self) -> str:
-        return f"{'above ' if self.above else ''}{self.low:g} to {self.high:g}"
+        return f"{'above ' if self.above else ''}{self.low:g} to {self.high:g}{', whole' if self.is_whole else ''}"
 
 
 RANGES: dict[str, Range] = {
-    "max_tokens": Range(low=1, high=1_048_576),  # the deployment's `max_length` lowers it
+    "max_tokens": Range(low=1, high=1_048_576, is_whole=True),  # the deployment's `max_length` lowers it
     "temperature": Range(low=0, high=2),
     "top_p": Range(low=0, high=1),  # 0 keeps the most likely token only
-    "top_k": Range(low=0, high=1_000_000),  # 0 switches it off
+    "top_k": Range(low=0, high=1_000_000, is_whole=True),  # 0 switches it off
     "min_p": Range(low=0, high=1),
     "repetition_penalty": Range(low=0, high=10, above=True),
     "presence_penalty": Range(low=-2, high=2),
     "frequency_penalty": Range(low=-2, high=2),
-    "seed": Range(low=0, high=2**63 - 1),
-    "logprobs": Range(low=0, high=20),
-    "n": Range(low=1, high=8),
-    "num_passages": Range(low=1, high=MAX_PASSAGES),
+    "seed": Range(low=0, high=2**63 - 1, is_whole=True),
+    "logprobs": Range(low=0, high=20, is_whole=True),
+    "n": Range(low=1, high=8, is_whole=True),
+    "num_passages": Range(low=1, high=MAX_PASSAGES, is_whole=True),
     "reader_lease_s": Range(low=1, high=3_600),
 }
 LOGIT_BIAS_RANGE = Range(low=-100, high=100)
@@ -202,15 +205,15 @@ def _num_bytes(text: str) -> int:
 def _check_numbers(request: GenerationRequest, max_tokens: int | None) -> None:
     for field, allowed in RANGES.items():
         if field == "max_tokens" and max_tokens is not None:
-            allowed = Range(low=1, high=max_tokens)
+            allowed = Range(low=1, high=max_tokens, is_whole=True)
         value = getattr(request, field)
         if value is not None and value not in allowed:
-            raise _refuse(field, f"{value} is not allowed: {allowed}")
+            raise _refuse(field, f"{value!r} is not allowed: {allowed}")
 
 
 def _check_lists(request: GenerationRequest) -> None:
     stop = request.stop or ()
-    if len(stop) > MAX_STOP_STRINGS or any(not 1 <= len(text) <= MAX_STOP_CHARS for text in stop):
+    if _is_text(stop) or len(stop) > MAX_STOP_STRINGS or not all(map(_is_stop, stop)):
         raise _refuse("stop", f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_CHARS} characters are allowed")
     token_ids = request.stop_token_ids or ()
     if len(token_ids) > MAX_STOP_TOKENS or not all(map(_is_token_id, token_ids)):
@@ -227,6 +230,14 @@ def _check_lists(request: GenerationRequest) -> None:
         raise _refuse("passages", f"at most {MAX_PASSAGES} are allowed")
     for passage in request.passages or ():
         check_passage(passage)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_stop(text: object) -> bool:
+    return isinstance(text, str) and 1 <= len(text) <= MAX_STOP_CHARS
 
 
 def _is_token_id(token_id: object) -> bool:

@@ -75,6 +75,14 @@ def test_numbers_that_are_none_are_refused(field: str, value: float) -> None:
     assert refused(ask(**{field: value})).field == field
 
 
+@pytest.mark.parametrize("field", RANGES)
+def test_what_only_equals_a_number_is_refused_where_it_is_asked(field: str) -> None:
+    for value in (True, "1", *((1.0, 1.5) if field in WHOLE else ())):
+        error = refused(ask(**{field: value}))
+        assert error.field == field
+        assert repr(value) in error.message
+
+
 @pytest.mark.parametrize("field", ["temperature", "top_p"])
 @pytest.mark.parametrize("value", [0.0, 1e-6, 1e-4, 1.0])
 def test_tiny_temperatures_and_top_p_are_allowed(field: str, value: float) -> None:
@@ -120,7 +128,7 @@ def test_a_lone_surrogate_is_no_text() -> None:
 
 def test_stop_strings_and_tokens() -> None:
     validate(ask(stop=("x" * MAX_STOP_CHARS,) * MAX_STOP_STRINGS, stop_token_ids=(0, 2**31 - 1)))
-    for stop in (("",), ("x" * (MAX_STOP_CHARS + 1),), ("x",) * (MAX_STOP_STRINGS + 1)):
+    for stop in (("",), ("x" * (MAX_STOP_CHARS + 1),), ("x",) * (MAX_STOP_STRINGS + 1), "ab", (5,), (None,)):
         assert refused(ask(stop=stop)).field == "stop"
     for token_ids in ((-1,), (2**31,), (5.0,), (True,), (None,), (1,) * (MAX_STOP_TOKENS + 1)):
         assert refused(ask(stop_token_ids=token_ids)).field == "stop_token_ids"
@@ -131,7 +139,7 @@ def test_logit_bias_keys_and_values() -> None:
     low, high = LOGIT_BIAS_RANGE.low, LOGIT_BIAS_RANGE.high
     for key in ("", "-1", "a", "1.0", "²", str(2**31), " 1", "9" * 5_000, 5, 5.0):
         assert refused(ask(logit_bias={key: 0.0})).field == "logit_bias"
-    for value in (low - 1, high + 1, math.nan, math.inf):
+    for value in (low - 1, high + 1, math.nan, math.inf, True, "1"):
         assert refused(ask(logit_bias={"1": value})).field == "logit_bias"
     assert refused(ask(logit_bias={str(n): 0.0 for n in range(MAX_LOGIT_BIAS + 1)})).field == "logit_bias"
 
