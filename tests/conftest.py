@@ -49,6 +49,7 @@ def scope_of(file: str) -> str:
     return next((name for name, mark in IN_TURN.items() if mark.search(text)), file)
 
 
+@pytest.hookimpl(optionalhook=True)  # there is none with `-p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> InTurn | None:
     """Say how `--dist loadscope` spreads the tests."""
     return InTurn(config, log) if config.getoption("dist") == "loadscope" else None

@@ -164,7 +164,8 @@ def test_what_is_named_by_its_path_runs_in_one_process(machine: Path, tmp_path: 
     for named in ("test_it.py", "test_it.py::test_one[a b]"):
         assert call(machine, f"{show} '{named}' -s").stdout.splitlines()[4:] == [named, "-s"]
         assert call(machine, f"{show} --all '{named}'").stdout.splitlines()[4:] == [named]
-    assert "-n" in call(machine, f"{show} -k test_it").stdout.splitlines()
+    for word in ("test_it", "test_it.py"):  # an expression names no path, even where there is one
+        assert "-n" in call(machine, f"{show} -k {word}").stdout.splitlines()
 
 
 def test_script_is_executable_and_holds_no_address() -> None:
