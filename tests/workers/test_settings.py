@@ -84,6 +84,8 @@ def test_engine_takes_what_its_own_settings_take() -> None:
         ("generation: {local: {block_size: 24}}", "generation.local.block_size"),
         ("generation: {local: {backend: vllm}}", "native, torch, transformers"),
         ("generation: {local: {device: tpu}}", "generation.local.device"),
+        ("generation: {local: {max_speculative_rows: 0}}", "generation.local.max_speculative_rows"),
+        ("generation: {local: {max_speculative_rows: 1025}}", "generation.local.max_speculative_rows"),
         ("generation: {local: {max_batched_tokens: 20}}", "local.max_batched_tokens: 20"),
         ("kafka: {request_timeout_ms: 20000}", "kafka.request_timeout_ms"),
         ("resources: {intent_service: {mem_limit: 8GB}}", "resources.intent_service.mem_limit"),

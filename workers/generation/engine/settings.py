@@ -42,9 +42,9 @@ class LocalEngineSettings:
     max_sequences times max_context, or what fits into `kv_memory_share` of the memory that is free once the weights
     stand. `memory_limit_bytes` is what the process may use, if the machine does not say so itself. `max_draft` are the
     tokens that prompt look-up may guess ahead of each sequence, 0 for none, while a step has fewer rows than
-    `max_speculative_rows`. `max_swap_bytes` bounds what preemption
-    moves to host memory. `device` is `auto`, `cpu` or a CUDA device of torch. `step_limit_s`: an engine that makes no
-    step for so long counts as dead. The three last flags are torch's, of CUDA.
+    `max_speculative_rows`. `max_swap_bytes` bounds what preemption moves to host memory. `device` is `auto`, `cpu` or a
+    CUDA device of torch. `step_limit_s`: an engine that makes no step for so long counts as dead. The three last flags
+    are torch's, of CUDA.
     """
 
     max_sequences: int = 32

@@ -12,6 +12,7 @@ from schemas.tokens import FinishReason
 from tests.workers.generation.engine.readers import GREEDY, Reader, answer, request, run
 from tests.workers.generation.fakes import ContextModel, PagedModel, ScriptedModel, scripted_core
 from workers.generation.engine.protocol import SamplingParams
+from workers.generation.engine.scheduler import DOUBLING_ROWS
 from workers.generation.engine.settings import Preemption
 from workers.generation.engine.speculation import SIZES, PromptLookup
 
@@ -173,6 +174,29 @@ def test_a_full_batch_is_not_guessed_ahead() -> None:
     assert max(sum(tokens for _, tokens, _ in batch) for batch in model.batches[4:]) <= 8
     run(core)
     assert [reader.text() for reader in readers] == [TEXT] * 8
+
+
+@pytest.mark.parametrize("num_fewer", [0, 1, 2])
+@pytest.mark.parametrize("max_rows", [32, 1_000])
+def test_a_guess_that_is_right_every_second_time_pays_until_the_rows_double_a_step(
+    num_fewer: int, max_rows: int
+) -> None:
+    model = ScriptedModel(TEXT, num_prompt=len(TEXT), num_blocks=200)
+    core = scripted_core(model, num_slots=DOUBLING_ROWS, max_draft=8, max_speculative_rows=max_rows)
+    readers = [Reader() for _ in range(DOUBLING_ROWS - num_fewer)]
+    added = [core.add(request(str(place), TEXT), reader.events.append) for place, reader in enumerate(readers)]
+    sequences = [sequence for active in added if active is not None for sequence in active.sequences]
+
+    def step(share: float) -> int:
+        for sequence in sequences:
+            sequence.lookup.share = share
+        core.step()
+        return sum(tokens for _, tokens, _ in model.batches[-1])
+
+    while min(reader.num_tokens() for reader in readers) < 4:
+        step(share=0)
+    assert step(share=0) == len(readers)
+    assert step(share=0.5) == DOUBLING_ROWS
 
 
 def test_nobody_is_preempted_for_a_guess() -> None:
