@@ -70,7 +70,7 @@ async def test_generate_replay_and_time_out_on_real_kafka(broker: KafkaBroker) -
     settings = ClientSettings(timeout_s=20)
     async with GeaClient(broker, settings) as client:
         with pytest.raises(ResponseTimeoutError) as caught:
-            await client.complete("nobody is here", timeout_s=0.3)
+            await client.complete("nobody is here", timeout_s=2)
         responder = asyncio.create_task(answer_all(broker))
         try:
             late = await client.replay(caught.value.request_id, timeout_s=20).answer()

@@ -59,7 +59,8 @@ def rotate(rows: torch.Tensor) -> torch.Tensor:
     padded: torch.Tensor = F.pad(rows, (0, -rows.shape[-1] % GROUP_SIZE))
     distance = 1
     while distance < GROUP_SIZE:
-        first, second = padded.reshape(*rows.shape[:-1], -1, 2, distance).unbind(-2)
+        num_pairs = padded.shape[-1] // (2 * distance)
+        first, second = padded.reshape(*rows.shape[:-1], num_pairs, 2, distance).unbind(-2)
         padded = torch.stack((first + second, first - second), dim=-2).flatten(-3)
         distance *= 2
     return padded / math.sqrt(GROUP_SIZE)
@@ -67,7 +68,7 @@ def rotate(rows: torch.Tensor) -> torch.Tensor:
 
 def split(rows: torch.Tensor) -> torch.Tensor:
     """Return whole groups `(..., groups * GROUP_SIZE)` as `(..., groups, GROUP_SIZE)`."""
-    return rows.reshape(*rows.shape[:-1], -1, GROUP_SIZE)
+    return rows.reshape(*rows.shape[:-1], rows.shape[-1] // GROUP_SIZE, GROUP_SIZE)
 
 
 def _round_up_to_bf16(numbers: torch.Tensor) -> torch.Tensor:

@@ -28,14 +28,14 @@ def test_8_bit_products_are_those_of_the_expanded_matrix(
     weight, rows = torch.randn(24, inputs), torch.randn(5, inputs)
     bias = torch.randn(24) if has_bias else None
     expected = F.linear(rows, quantize_int8(weight).dequantize(), bias)
-    torch.testing.assert_close(GroupedInt8Linear(weight, bias)(rows), expected)
+    torch.testing.assert_close(GroupedInt8Linear(weight, bias)(rows), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_row_of_8_bit_products_does_not_depend_on_its_neighbours_size() -> None:
     product = GroupedInt8Linear(torch.randn(24, 64))
     rows = torch.randn(3, 64)
     loud = torch.cat((rows[:1], 1e4 * rows[1:]))
-    torch.testing.assert_close(product(loud)[0], product(rows)[0])
+    torch.testing.assert_close(product(loud)[0], product(rows)[0], atol=1e-4, rtol=1e-4)
 
 
 def test_memory_of_8_bits_is_a_byte_a_number_of_whole_groups_and_a_scale_for_each() -> None:

@@ -49,6 +49,11 @@ def test_an_outlier_harms_its_group_less_than_without_rotation() -> None:
     assert (rotated - weight).norm() < 0.5 * (plain - weight).norm()
 
 
+def test_no_rows_stay_no_rows() -> None:
+    assert rotate(torch.empty(0, 70)).shape == (0, 2 * GROUP_SIZE)
+    assert quantize_int8(torch.empty(0, 70)).dequantize().shape == (0, 70)
+
+
 def test_parts_of_a_matrix_are_its_rows() -> None:
     whole = quantize_int8(numbers(6, 70))
     picked = torch.tensor([4, 0, 4])
