@@ -121,6 +121,31 @@ def test_a_product_in_8_bits_is_that_of_the_rounded_numbers(hidden: int) -> None
     torch.testing.assert_close(given, naive_logits(source, formats, ids), atol=1e-3, rtol=1e-4)
 
 
+class OneBadToken(HeadAlone):
+    """A model whose token 3 has a number that is not finite."""
+
+    def __init__(self, config: ModelConfig, bad: float) -> None:
+        super().__init__(config)
+        self._bad = bad
+
+    def embedding(self) -> torch.Tensor:
+        table = super().embedding()
+        table[3, 5] = self._bad
+        return table
+
+
+@pytest.mark.parametrize("weights", PRECISIONS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_so_in_its_row_and_harms_no_other(bad: float, weights: Precision) -> None:
+    config = changed(num_layers=1, windows=(None,), is_tied=False)
+    ids = ((1, 2), (3,), (2, 1))
+    segments = tuple(prompt_segment(each, (place,)) for place, each in enumerate(ids))
+    rows = make_runner(OneBadToken(config, bad), Formats(weights)).forward(StepBatch(segments=segments))
+    wanted = make_runner(HeadAlone(config), Formats(weights)).forward(StepBatch(segments=segments))
+    assert not rows[2].isfinite().any()
+    assert torch.equal(rows[[0, 1, 3, 4]], wanted[[0, 1, 3, 4]])
+
+
 def test_the_whole_context_can_be_used() -> None:
     check(TINY, Formats(), length=MAX_CONTEXT)
 
